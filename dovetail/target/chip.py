@@ -224,7 +224,9 @@ class VectorProducts:
     """All products of some neighbouring pixels and some channels, of bytes in vectors of `VECTOR_BYTES`."""
 
     pixels: int
+    """Pixels computed at a time."""
     channels: int
+    """Channels computed at a time."""
     rows: int
     """Rows of the kernel."""
     taps: int
@@ -264,9 +266,13 @@ class VectorEnd:
     """Sums to bytes: fixed-point requantisation, rounded twice as TFLite does, by factors of at most 1 per channel."""
 
     channels: int
+    """Channels of a pixel."""
     zero_point: int
+    """Added behind the requantisation."""
     low: int
+    """The least result."""
     high: int
+    """The largest result."""
     rectified: bool
     """Whether what is below the zero point becomes `low` in any case."""
 
@@ -282,6 +288,7 @@ class VectorUnit:
     `dovetail/kernels/vectors.py` writes. Where `condition` does not hold, and on this computer, they are plain C."""
 
     name: str
+    """Name of the instructions, for people."""
     condition: str
     """C text of the preprocessor's condition under which compilers take the bodies."""
     per_cycle: float
@@ -291,8 +298,11 @@ class VectorUnit:
     shapes: tuple[tuple[int, int], ...]
     """Pixels and channels of `VectorProducts` there are registers for."""
     products: Callable[[VectorProducts], str]
+    """The body for sums of products."""
     columns: Callable[[VectorColumns], str]
+    """The body for sums over windows."""
     end: Callable[[VectorEnd], str]
+    """The body that makes bytes of sums."""
     copy: str
     """Copies `count` bytes from `from` to `to`."""
 
