@@ -88,7 +88,7 @@ def instruction_set(isa: str) -> InstructionSet:
     if isa in _CORTEX_M:
         processor, flags = _CORTEX_M[isa]
         target = ("-target", "thumb-freestanding-eabi", *f"-mcpu={processor}".split())  # eabi: no registers of floats
-        flags = ("-mthumb", "-mfloat-abi=soft", *flags)
+        flags = (*flags, "-mthumb", *(() if isa.endswith("+mve") else ("-mfloat-abi=soft",)))
         unwanted = "*(.ARM.attributes) *(.ARM.exidx .ARM.exidx.* .ARM.extab .ARM.extab.*)"
         names = ("arm-none-eabi-gcc", "cortex_m_start.S", "Reset_Handler", "arm", unwanted)
         simulator = "qemu" if isa.endswith("+mve") else "iss"
