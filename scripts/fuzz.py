@@ -156,6 +156,11 @@ def case_of(one: Trial) -> Case | None:
     return Case(drawn.name, drawn.file, ".onnx", drawn.op_type, feeds, (), (), Options(allow_float=True))
 
 
+def options_of(one: Trial, case: Case) -> Options:
+    """The options of a trial: those drawn, and what its model needs."""
+    return replace(case.options, **one.options)
+
+
 def tried(one: Trial, folder: Path) -> Ended:
     """Try it in this process; the model is left in the folder."""
     if (case := case_of(one)) is None:
@@ -164,7 +169,7 @@ def tried(one: Trial, folder: Path) -> Ended:
     if one.kind == "spoil":
         data = spoilt(data, case.suffix, random.Random(one.seed))
     path.write_bytes(data)
-    options = replace(case.options, **one.options)
+    options = options_of(one, case)
     exact = options.rounding == case.options.rounding and not {"integer_inputs", "integer_outputs"} & {*one.options}
     started = time.process_time()
     outcome, what = _outcome(one, case, path, options, exact)
