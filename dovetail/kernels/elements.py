@@ -10,14 +10,12 @@ from dovetail.ir.types import Box, Shape, dense_steps
 from dovetail.kernels.c import (
     Lines,
     channel_lanes,
-    identifiers,
     indent,
     loop,
     nested,
     product,
     total,
     variable,
-    without_unused,
     wrapped,
 )
 from dovetail.kernels.epilogue import finish
@@ -66,9 +64,7 @@ def write_elements(
         lines, pairs = one(), list(zip(names, shape, strict=True))
         if row is not None:
             lines = [*row(places[:-1]), *loop(*pairs.pop(), lines)]
-        lines = without_unused(nested(pairs, lines))
-        scope.keep(identifiers(lines))
-        return lines
+        return nested(pairs, lines)
 
     return scope.writer(body, one)
 

@@ -13,7 +13,7 @@ from dovetail.ir.layout import Layout
 from dovetail.ir.operators.arithmetic import Clip, Requantize
 from dovetail.ir.operators.movement import Pad
 from dovetail.ir.types import Array, DType, Shape, TensorType
-from dovetail.kernels.c import Lines, c_type, function, times, total, without_unused
+from dovetail.kernels.c import Lines, c_type, function, identifiers, times, total, without_unused
 from dovetail.kernels.kernel import (
     BLOCK,
     CoreKernel,
@@ -239,8 +239,10 @@ class KernelScope:
         self.constants = {name: array for name, array in self.constants.items() if name in used}
 
     def function(self, name: str, lines: Lines) -> Lines:
-        """A kernel that is one function with these statements."""
-        return function(f"static void {name}", declarations(self.parameters()), without_unused(lines))
+        """A kernel that is one function with these statements, and takes the constants that they read."""
+        lines = without_unused(lines)
+        self.keep(identifiers(lines))
+        return function(f"static void {name}", declarations(self.parameters()), lines)
 
     def writer(
         self, body: Callable[[], Lines], check: Callable[[], object] | None = None, has_storage: bool = False
