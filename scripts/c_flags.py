@@ -69,7 +69,8 @@ def warnings_of(build: Path, ways: Sequence[tuple[str, ...]]) -> Iterator[str]:
 
 def said_of(way: tuple[str, ...], source: Path, folders: Sequence[str]) -> Iterator[str]:
     """What a compiler says of one source."""
-    ended = subprocess.run([*way, *WARNINGS, *folders, source], capture_output=True, text=True, check=False)
+    command = [*way, *WARNINGS, *folders, source]
+    ended = subprocess.run(command, cwd=source.parent, capture_output=True, text=True, check=False)
     for line in ended.stderr.splitlines():
         if re.search("warning:|error:", line):
             yield f"{way[0].rpartition('/')[2]} {way[-1]}: {line.rpartition('/')[2]}"
