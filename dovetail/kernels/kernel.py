@@ -226,8 +226,8 @@ class CoreTraits:
     """Cycles of each part of kernels without instructions of its own; None: those are taken wherever they are found."""
     rates: Mapping[str, float] | None = field(default=None, hash=False)
     """The same of kernels as the core has them; None where nobody measured: own instructions are then counted."""
-    aligned: bool = False
-    """Whether words must begin at multiples of their size."""
+    aligned: int = 0
+    """Cycles of a store where words must begin at multiples of their size; 0 where they need not."""
 
     @property
     def basic(self) -> CoreTraits:
@@ -356,5 +356,5 @@ def core_traits(core: Core) -> CoreTraits:
         plain = core.kernels
     blocks = functions, core.pairs, core.vectors
     own = core.instructions, room, core.streams, *blocks, core.isa.startswith("rv64"), joined
-    aligned = core.isa.startswith("rv") or core.isa in CALLING
+    aligned = core.costs.get("store", 1) if core.isa.startswith("rv") or core.isa in CALLING else 0
     return CoreTraits(accumulators, *own, plain, core.kernels, aligned)

@@ -49,7 +49,7 @@ from dovetail.kernels.kernel import (
     refuse,
     turns_of_family,
 )
-from dovetail.kernels.patch_words import TYPE, patch_words
+from dovetail.kernels.moved_words import TYPES, MovedRows, filled, pad_rows, patch_rows
 from dovetail.kernels.registry import TURNS, kernel
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.window import COLUMN, ROW, Nest, anchored, window_of
@@ -60,10 +60,10 @@ _WRITTEN_OUT = {"short": 8, "middle": 16}
 """Lengths of a run, in elements, up to which one compiler or another writes a copy of known size out."""
 _LINE = 16
 """Bytes that a turn of memcpy takes."""
-
-
-_LEAST_APART = 12
-"""Bytes of a row that is moved in words from a place to one that lies apart in words."""
+_LEAST_ROW = 4
+"""Bytes of a row of a padded result that is moved in words."""
+_GAP = 64
+"""Bytes between rows that are filled by statements of their own."""
 
 
 def _boxes(scope: KernelScope) -> Iterator[tuple[int, Box, Walk]]:
@@ -128,30 +128,68 @@ def _byte_rows(scope: KernelScope, box: Box, source: Walk) -> tuple[int, int, in
     result = scope.output_shape
     to = broadcast_walk(result, result, box)
     *outer, (size, strides) = merge(box_shape(box), [to, source]) or [(1, (1, 1))]
-    if scope.tree or scope.type(0).dtype.bits != 8 or strides != (1, 1) or size < SHORT or len(outer) != 1:
+    least = _LEAST_ROW if scope.core.aligned else SHORT
+    if scope.tree or scope.type(0).dtype.bits != 8 or strides != (1, 1) or size < least or len(outer) != 1:
         return None
     ((rows, (pitch, _)),) = outer
     ends_later = to.start + rows * pitch > prod(result)  # where the next row would begin
     return None if ends_later else (to.start, rows, size, pitch)
 
 
+def _lie_apart(scope: KernelScope, rows: tuple[int, int, int, int] | None) -> bool:
+    """Whether the rows of a padded result are put together in words that lie otherwise in the operand."""
+    return rows is not None and scope.core.aligned > 0 and any(number % 4 for number in (rows[0], *rows[2:]))
+
+
 def _bordered(scope: KernelScope, rows: tuple[int, int, int, int], value: int) -> Lines:
     """Rows of bytes, with a value before the first, between them and behind the last."""
     start, count, size, pitch = rows
     kind, name, outer = c_type(scope.type(0).dtype), scope.operand(0, "input"), [(count, (pitch, size))]
-    behind = prod(scope.output_shape) - start - count * pitch
+    gap = pitch - size
+    behind = start + count * pitch
 
-    def filled(place: str, count: int) -> Lines:
+    def some(place: str, count: int) -> Lines:
         if 0 < count <= _LINE:  # a call costs more
             return [f"{{ {kind} *gap = {place}; {' '.join(f'gap[{i}] = {value};' for i in range(count))} }}"]
         return [f"__builtin_memset({place}, {value & 255}, {count});"] if count else []
 
-    to, gap = (total("output", walk_text(0, start + ahead, outer)) for ahead in (0, size))
-    apart = scope.core.aligned and size >= _LEAST_APART and any(number % 4 for number in (start, size, pitch))
-    copied = "copy_apart" if apart else "__builtin_memcpy"
-    row = [f"{copied}({to}, {total(name, walk_text(1, 0, outer))}, {size});", *filled(gap, pitch - size)]
-    rest = filled(f"output + {start + count * pitch}", behind)
-    return [*filled("output", start), *nested(zip(loop_names(1), [count], strict=True), row), *rest]
+    to, end = (total("output", walk_text(0, start + ahead, outer)) for ahead in (0, size))
+    row = [f"__builtin_memcpy({to}, {total(name, walk_text(1, 0, outer))}, {size});", *some(end, gap)]
+    lines = nested(zip(loop_names(1), [count], strict=True), row)
+    if _lie_apart(scope, rows):
+        moved = pad_rows(start, count, size, pitch, scope.core.aligned)
+        last = [
+            f"__builtin_memcpy(target, source, {size});",
+            f"__builtin_memset(target + {size}, {value & 255}, {gap});",
+        ]
+        gaps = [last[1:] if gap > _GAP else filled(kind.ahead, size, gap, value & 255) for kind in moved.kinds]
+        lines = _by_words(scope, moved, (1, count * size), lines, last, gaps, start)
+    return [*some("output", start), *lines, *some(f"output + {behind}", prod(scope.output_shape) - behind)]
+
+
+def _by_words(
+    scope: KernelScope,
+    moved: MovedRows,
+    images: tuple[int, int],
+    plain: Lines,
+    last: Lines,
+    behind: Sequence[Lines] = (),
+    start: int = 0,
+) -> Lines:
+    """Rows moved in words where operand and result begin with one, else `plain`. `last` moves a row that would read a
+    word behind the operand, which has so many `images` of so many bytes each."""
+    (batch, size), name = images, scope.operand(0, "input")
+    count, pitches, result = moved.within(size), moved.pitches, prod(scope.output_shape) // batch
+    source, target = f"(const uint8_t *){name}", "(uint8_t *)output"
+    if batch > 1:
+        source, target = total(source, product("image", size)), total(target, product("image", result))
+    lines = [f"const uint8_t *source = {source};", f"uint8_t *target = {total(target, start)};"]
+    lines += moved.lines(count, behind)
+    lines += loop("rest", moved.count - count, [*last, f"source += {pitches[0]};", f"target += {pitches[1]};"])
+    fits = f"__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ && (((uintptr_t){name} | (uintptr_t)output) & 3) == 0"
+    types = [f"typedef {kind} __attribute__((may_alias)) {name};" for name, kind in TYPES.items() if name in str(lines)]
+    by_words = block(f"if ({fits})", [*types, *loop("image", batch, lines)])
+    return [*by_words[:-1], *block("} else", plain)]
 
 
 @kernel(Pad)
@@ -211,13 +249,16 @@ def _im2col(scope: KernelScope) -> Lines:
 @kernel(Im2col, windowed=True)
 def _patches(scope: KernelScope, operator: Im2col) -> KernelWriter:
     def body() -> Lines:
-        words = patch_words(window_of(scope)) if scope.core.aligned and not scope.tree else None
-        plain = _im2col(scope)
-        if words is None or scope.source_dtype.bits != 8 or scope.compact:
+        window, plain = window_of(scope), _im2col(scope)
+        moved = patch_rows(window, scope.core.aligned) if scope.core.aligned and not scope.tree else None
+        if moved is None or scope.source_dtype.bits != 8 or scope.compact:
             return plain
-        fits = "__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ && (((uintptr_t)input | (uintptr_t)output) & 3) == 0"
-        by_words = block(f"if ({fits})", [TYPE, *loop("image", words.window.batch, words.lines())])
-        return [*by_words[:-1], *block("} else", plain)]
+        pitch, run = window.size[1] * window.channels, window.kernel[1] * window.channels
+        place = f"column * {window.stride[1] * window.channels} + tap * {pitch}"
+        to = f"(column * {window.kernel[0]} + tap) * {run}"
+        copied = [f"__builtin_memcpy(target + {to}, source + {place}, {run});"]
+        last = nested([("column", window.outputs[1]), ("tap", window.kernel[0])], copied)
+        return _by_words(scope, moved, (window.batch, window.size[0] * pitch), plain, last)
 
     return scope.writer(body)
 
@@ -305,13 +346,13 @@ def _padded_turns(scope: KernelScope) -> Turns:
     ((_, box, source),) = _padded(scope)
     rows = _byte_rows(scope, box, source)
     inside = prod(box_shape(box)) if rows is not None else 0
-    apart = 2 if rows is not None and scope.core.aligned else 0
+    apart = 1.5 if _lie_apart(scope, rows) else 0
     return _turns(scope, _padded(scope), scope.result.elements - inside, apart)
 
 
-def _turns(scope: KernelScope, boxes: Iterator[tuple[int, Box, Walk]], filled: int, apart: int = 0) -> Turns:
+def _turns(scope: KernelScope, boxes: Iterator[tuple[int, Box, Walk]], filled: int, apart: float = 0) -> Turns:
     """Runs of neighbouring bytes, word by word where all begin with one; short ones, and what is computed from, element
-    by element. A byte that lies otherwise in its word counts as `apart` of the others, where that is not 0."""
+    by element. Where bytes are moved in words that lie otherwise, each counts as `apart` others, a row as none."""
     result, size = scope.result, scope.result.dtype.numpy.itemsize
     counts = defaultdict[str, float](float, {"call": 1, **({"filled": filled * size} if filled else {})})
     for _, box, source in boxes:
@@ -320,15 +361,16 @@ def _turns(scope: KernelScope, boxes: Iterator[tuple[int, Box, Walk]], filled: i
         ) or [(1, (1, 1))]
         run, rows = count * size, prod(times for times, _ in outer)
         own: dict[str, float]
-        if scope.tree or strides != (1, 1) or run < SHORT:
+        if apart:
+            own = {"byte": rows * run * apart}
+        elif scope.tree or strides != (1, 1) or run < SHORT:
             own = {"element" if strides == (1, 1) else "strided": rows * count, "row": rows}
         elif length := next((name for name, most in _WRITTEN_OUT.items() if count <= most), ""):
             own = {f"{length}_run": rows, f"{length}_byte": rows * run}
         else:
             alike = _alike([size * (walks[0].start - source.start), *(size * (to - at) for _, (to, at) in outer)])
             bytes_ = float(rows * run)
-            odd, tail = bytes_ * (1 - alike), rows * (run % _LINE)
-            own = {"run": rows, "byte": bytes_ * alike + odd * apart, "odd_byte": 0 if apart else odd, "tail": tail}
+            own = {"run": rows, "byte": bytes_ * alike, "odd_byte": bytes_ * (1 - alike), "tail": rows * (run % _LINE)}
         for part, number in own.items():
             counts[part] += number
     return turns_of_family("move", counts)

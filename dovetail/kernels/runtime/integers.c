@@ -406,51 +406,6 @@ static inline int32_t requantize_down(int32_t value, int32_t multiplier, int32_t
     return (int32_t)(((int64_t)value * multiplier) >> right);
 }
 
-//@ copy_apart
-typedef uint32_t __attribute__((may_alias)) any_word;
-
-/* At least 12 bytes between places that may lie apart in words: each word is made of two of the source, all of whose bytes
- * are copied or before the first. */
-static __attribute__((noinline, unused)) void copy_apart(void *target, const void *source, int32_t bytes)
-{
-    uint8_t *to = target;
-    const uint8_t *from = source;
-#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-    for (; ((uintptr_t)to & 3u) != 0u; bytes--) {
-        *to++ = *from++;
-    }
-    const uint32_t apart = (uint32_t)(uintptr_t)from & 3u, right = 8u * apart, left = 32u - right;
-    if (apart == 0u) {
-        __builtin_memcpy(to, from, (uint32_t)bytes);
-        return;
-    }
-    {
-        const any_word *w = (const any_word *)(const void *)(from - apart);
-        any_word *v = (any_word *)(void *)to;
-        int32_t count = (bytes + (int32_t)apart) / 4 - 1;
-        uint32_t a = *w, b;
-        bytes -= 4 * count, from += 4 * count, to += 4 * count;
-        for (; count >= 4; count -= 4, w += 4, v += 4) {
-            b = w[1], v[0] = a >> right | b << left;
-            a = w[2], v[1] = b >> right | a << left;
-            b = w[3], v[2] = a >> right | b << left;
-            a = w[4], v[3] = b >> right | a << left;
-        }
-        for (; count > 0; count--, w++, v++) {
-            b = w[1], *v = a >> right | b << left;
-            a = b;
-        }
-    }
-#endif
-    for (; bytes >= 4; bytes -= 4, from += 4, to += 4) {
-        const uint8_t a = from[0], b = from[1], c = from[2], d = from[3];
-        to[0] = a, to[1] = b, to[2] = c, to[3] = d;
-    }
-    for (; bytes > 0; bytes--) {
-        *to++ = *from++;
-    }
-}
-
 //@ requantize_away
 /* value * multiplier * 2^-right, rounded to the nearest (halves away from zero). */
 static inline int32_t requantize_away(int32_t value, int32_t multiplier, int32_t right)
