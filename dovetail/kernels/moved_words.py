@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, groupby, product
 from math import gcd, lcm
 from typing import NamedTuple
@@ -182,13 +182,24 @@ class MovedRows:
         begin the first row, and afterwards the next."""
         rows = list[Lines]()
         for number, kind in enumerate(self.kinds):
-            source = f"const uint8_t *from = source - {number * self.pitches[0] % _WORD};"
-            row = [source, f"uint8_t *to = target - {kind.ahead};", *kind.lines()]
             ends = [f"source += {self.pitches[0]};", f"target += {self.pitches[1]};"]
-            rows.append([*_braced(row), *(behind[number] if behind else ()), *ends])
+            rows.append([*self._row(number, kind), *(behind[number] if behind else ()), *ends])
         turns, left = divmod(count, len(rows))
         first, rest = (list(chain.from_iterable(part)) for part in (rows[:left], rows[left:]))
         return _in_turns("row", first, rest, turns)
+
+    def _row(self, number: int, kind: ByteRow) -> Lines:
+        source = f"const uint8_t *from = source - {number * self.pitches[0] % _WORD};"
+        return _braced([source, f"uint8_t *to = target - {kind.ahead};", *kind.lines()])
+
+    def begun(self, size: int, step: int) -> tuple[int, Lines]:
+        """How many steps of so many bytes of the last row read no word that ends behind the source's `size` bytes, and
+        the statements that move them."""
+        last = self.count - 1
+        kind, start = self.kinds[last % len(self.kinds)], last * self.pitches[0] // _WORD * _WORD
+        parts = (replace(kind, size=steps * step) for steps in range(kind.size // step, 0, -1))
+        found = next((part for part in parts if start + part.end <= size), None)
+        return (found.size // step, self._row(last, found)) if found and self.within(size) == last else (0, Lines())
 
 
 def filled(ahead: int, start: int, count: int, value: int) -> Lines:

@@ -254,10 +254,11 @@ def _patches(scope: KernelScope, operator: Im2col) -> KernelWriter:
         if moved is None or scope.source_dtype.bits != 8 or scope.compact:
             return plain
         pitch, run = window.size[1] * window.channels, window.kernel[1] * window.channels
+        begun, last = moved.begun(window.size[0] * pitch, window.kernel[0] * run)
         place = f"column * {window.stride[1] * window.channels} + tap * {pitch}"
         to = f"(column * {window.kernel[0]} + tap) * {run}"
         copied = [f"__builtin_memcpy(target + {to}, source + {place}, {run});"]
-        last = nested([("column", window.outputs[1]), ("tap", window.kernel[0])], copied)
+        last = [*last, *loop("column", window.outputs[1], loop("tap", window.kernel[0], copied), begun)]
         return _by_words(scope, moved, (window.batch, window.size[0] * pitch), plain, last)
 
     return scope.writer(body)
