@@ -24,6 +24,7 @@ from dovetail.sim.line import Board
 from dovetail.sim.protocol import InferenceResult, SimulationResult
 from dovetail.sim.stretches import with_lists
 from dovetail.target.description import Target, with_cores
+from dovetail.target.devices import VERILATED
 from dovetail.target.engine import DeviceModel
 from dovetail.target.registry import is_installed, load_target
 
@@ -216,6 +217,8 @@ def _guarded(build: ProjectBuild, devices: _Devices) -> _Devices:
     own = [(one.base, one.base + one.size, one.name) for one in target.memories if one.name not in used]
     found = list(devices)
     for place, engine in enumerate(engine for engine in target.engines if engine.device):
+        if engine.device and engine.device.factory == VERILATED:
+            continue  # it views memories once, and not for each job
         if results := plan.get("results", {}).get(engine.name):
             named = [(first, stop, layers[layer].name) for first, stop, layer in results]
             found[place] = guarded(found[place], engine.name, [*named, *own], others)
@@ -362,8 +365,6 @@ def _with_core(target: Target, name: str) -> Target:
 
 
 def _has_verilog(target: Target) -> bool:
-    from dovetail.target.devices import VERILATED
-
     models = (model for engine in target.engines for model in (engine.device, engine.rtl))
     return any(model is not None and model.factory == VERILATED for model in models)
 

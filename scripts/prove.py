@@ -233,8 +233,8 @@ def raised_sums(edit: Edit) -> str | None:
             power, offset = int(found.powers[0]), int(found.offset[0])
             product = made.product(z3.simplify(value)) << power
             own = ((product >> 32) + offset) >> found.shift
-            limited = [limited(made, one, *limits) for one in (own, wanted)]
-            if (against := made.counter(limited[0] == limited[1])) is not None:
+            ends = [limited(made, one, *limits) for one in (own, wanted)]
+            if (against := made.counter(ends[0] == ends[1])) is not None:
                 return f"{rounding.value}, shift {shift}: {against}"
     return None
 
@@ -272,8 +272,8 @@ def two_steps(edit: Edit) -> str | None:
                 rest, whole = moved & ((1 << bits) - 1), moved >> bits
                 up = z3.Or(rest > half, z3.And(rest == half, (whole & 1) == 1))
                 own = whole + z3.If(up, z3.BitVecVal(1, 64), z3.BitVecVal(0, 64))
-                limited = [limited(made, one, zero_point, 127) for one in (own, wanted)]
-                if (against := made.counter(limited[0] == limited[1])) is not None:
+                ends = [limited(made, one, zero_point, 127) for one in (own, wanted)]
+                if (against := made.counter(ends[0] == ends[1])) is not None:
                     return f"shifts {shift} and {finest}, zero point {zero_point}: {against}"
     return None
 

@@ -15,11 +15,12 @@ def dovetail(*arguments: object) -> int:
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The one message of a command that must end with status 1, print nothing else, and say what to do."""
+    """The one message of a command that must end with status 1, print nothing but notes besides, and say what to do."""
     capsys.readouterr()
     assert dovetail(*arguments) == 1
     captured = capsys.readouterr()
-    assert captured.err.count("error: ") == 1 and captured.err.startswith("error: ")
-    assert "what to do: " in captured.err and "Traceback" not in captured.err
+    notes, _, said = captured.err.rpartition("error: ")
+    assert all(line.startswith(("note, ", "warning, ")) for line in notes.splitlines())
+    assert "what to do: " in said and "Traceback" not in said
     assert captured.out == ""
     return captured.err

@@ -384,7 +384,7 @@ def read(model: Any, shapes: dict[str, tuple[int, ...]] | None = None) -> tuple[
 def test_an_open_batch_is_one_and_said() -> None:
     graph, told = read(quantised_net("batch_size"))
     assert graph.types["x"].shape == (1, 8, 8) and len(told) == 1
-    assert "'batch_size' of the input 'x' is taken as 1" in told[0] and "--shape" in told[0]
+    assert "'batch_size' of the input 'x' is taken as 1" in told[0].text and "--shape" in told[0].text
     assert read(quantised_net())[1] == []
 
 

@@ -14,6 +14,7 @@ from dovetail.errors import ModelError
 from dovetail.ir.graph import evaluate
 from dovetail.ir.onnx_runtime import runtime_session
 from dovetail.ir.types import Array
+from dovetail.notes import Note
 from dovetail.read.onnx import load_onnx
 
 RNG = np.random.default_rng(11)
@@ -140,9 +141,9 @@ def test_16_bit_floats_are_32() -> None:
     compared(made, near=2e-3)
     made.graph.node.append(helper.make_node("Cast", ["y"], ["c"], to=half))
     made.graph.output[0].CopyFrom(helper.make_tensor_value_info("c", half, (3, 5)))
-    told: list[str] = []
+    told = list[Note]()
     load_onnx("net.onnx", made.SerializeToString(), "net", Path(), None, told.append)
-    assert told == ["net.onnx: its 16-bit floats are computed, taken and given as float32"]
+    assert [note.text for note in told] == ["net.onnx: its 16-bit floats are computed, taken and given as float32"]
 
 
 @pytest.mark.parametrize(

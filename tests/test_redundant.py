@@ -139,4 +139,4 @@ def test_real_networks_have_some(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert len(all_of_it.nodes) - len(slim.nodes) == 8
     given = ["compile", model, "--target", "riscv", "--set", "ram.size=4M", "--set", "flash.size=8M"]
     assert dovetail(*given, "-o", tmp_path / "net") == 0
-    assert "0 computed twice, 8 that change nothing" in " ".join(capsys.readouterr().out.split())
+    assert "0 computed twice, 8 that change nothing" in " ".join(capsys.readouterr().err.split())

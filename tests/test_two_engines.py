@@ -16,6 +16,7 @@ from dovetail.compile import Compiled, Options, compile_model, sample_inputs
 from dovetail.errors import PlanError
 from dovetail.guests import zoo
 from dovetail.ir.graph import evaluate
+from dovetail.notes import Note
 from dovetail.report import Report, ReportActivity, make_report
 from dovetail.run import open_build, run_build
 from dovetail.schedule.layout import LayoutPlan
@@ -146,6 +147,7 @@ def test_little_memory_gives_up_what_is_at_once(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(import_module("dovetail.compile"), "plan", crowded)
     path = tmp_path / "net.onnx"
     path.write_bytes(zoo.build("digits"))
-    compiled = compile_model(path, TWINS, Options())
-    assert "one after the other" in compiled.assignment.describe()
+    told = list[Note]()
+    compiled = compile_model(path, TWINS, Options(tell=told.append))
+    assert any("one after the other" in note.text for note in told)
     assert not any(len(region.shares) > 1 or region.slot for region in compiled.regions)

@@ -11,6 +11,7 @@ from dovetail.kernels.patches import pair_weights
 from dovetail.program.loops import digest
 from dovetail.schedule.region import AssignedRegion
 from dovetail.target.description import Target
+from dovetail.timing.kernels import core_cycles
 
 _OTHERS = 8
 """One part in so many of the memory stays free of pairs: the user's own code lies there too."""
@@ -43,6 +44,9 @@ def with_narrow_weights(
         room -= max((_values(region.graph) for region in regions), default=0)
     macs = {key: sum(region.macs for region in parts) for key, parts in groups.items()}
     narrow = set[str]()
+    if target.memory(target.code).waits:
+        slower = {key for key, parts in groups.items() if not any(_gains(region, target) for region in parts)}
+        narrow |= {region.name for key in slower for region in groups.pop(key)}
     for key in sorted(groups, key=lambda key: (-macs[key] / sizes[key], -sizes[key], groups[key][0].name)):
         if sizes[key] <= room:
             room -= sizes[key]
@@ -54,6 +58,12 @@ def with_narrow_weights(
     )
 
 
+def _gains(region: AssignedRegion, target: Target) -> bool:
+    """Whether a region's kernel is faster with pairs: they are twice the bytes, which may have to be waited for."""
+    as_bytes = {**region.choice, WEIGHTS: BYTES}
+    return core_cycles(region.graph, target, region.choice) < core_cycles(region.graph, target, as_bytes)
+
+
 def _values(graph: Graph) -> int:
     """Bytes of a region's operands and result."""
     return sum(graph.types[name].nbytes for name in (*graph.inputs, *graph.outputs))
@@ -62,5 +72,5 @@ def _values(graph: Graph) -> int:
 def narrow_weights_note(regions: Sequence[AssignedRegion], target: Target) -> str:
     """A sentence with the layers whose weights stay bytes for want of room; empty if there are none."""
     names = ", ".join(region.name for region in regions if region.choice.get(WEIGHTS) == BYTES)
-    what = f"weights of {names} stay bytes: as pairs, which are faster, they do not fit {target.code}"
+    what = f"weights of {names} stay bytes: as pairs they do not fit {target.code}, or have to be waited for too long"
     return f"{target.name}: {what}" if names else ""

@@ -7,8 +7,9 @@ from types import MappingProxyType
 import numpy as np
 
 from dovetail.ir.graph import Graph
-from dovetail.kernels import core_traits, cycles, offered
+from dovetail.kernels import BYTES, WEIGHTS, core_traits, cycles, offered
 from dovetail.kernels.kernel import CHANNELS
+from dovetail.kernels.patches import pair_weights
 from dovetail.target.description import Target
 from dovetail.target.pattern import Choice
 from dovetail.timing.clock import Issuer
@@ -24,19 +25,24 @@ def core_cycles(graph: Graph, target: Target, choice: Choice = MappingProxyType(
     of waiting for its constants."""
     if all(node.operator.is_view for node in graph.nodes):
         return round(_COPIED * graph.types[graph.outputs[0]].nbytes)
-    return round(cycles(graph, core_traits(target.core), choice)) + constant_waits(graph, target)
+    return round(cycles(graph, core_traits(target.core), choice)) + constant_waits(graph, target, choice)
 
 
-def constant_waits(graph: Graph, target: Target) -> int:
+def constant_waits(graph: Graph, target: Target, choice: Choice = MappingProxyType({})) -> int:
     """Cycles in which a core waits for a kernel's constants in a memory that is slower than it: once for every block of
-    pixels, or once in all where its cache keeps them. Waits for instructions, and for values there, are not known."""
+    pixels, or once in all where its cache keeps them. Weights as pairs are twice their bytes. Waits for instructions,
+    and for values there, are not known."""
     memory = target.memory(target.code)
     if not memory.waits or not graph.constants:
         return 0
-    result, block = graph.types[graph.outputs[0]], offered(graph, core_traits(target.core)).block
+    result, block = graph.types[graph.outputs[0]], offered(graph, core_traits(target.core).chosen(choice)).block
     pixels = result.elements // max(1, result.shape[-1] if result.shape else 1)
     times = -(-pixels // block[0]) if block is not None else 1
-    return memory.wait_cycles(sum(array.nbytes for array in graph.constants.values()), max(1, times))
+    nbytes = sum(array.nbytes for array in graph.constants.values())
+    if target.core.pairs is not None and choice.get(WEIGHTS) != BYTES:
+        pairs = pair_weights(graph, core_traits(target.core))
+        nbytes += 0 if pairs is None else pairs.nbytes
+    return memory.wait_cycles(nbytes, max(1, times))
 
 
 def shared_cycles(parts: Parts, target: Target, choice: Choice) -> int:

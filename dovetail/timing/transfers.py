@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dovetail.ir.layout import Layout
+from dovetail.ir.layout import Layout, nbytes
 from dovetail.ir.types import TensorType
 from dovetail.program.ir import Copy, dense_view
-from dovetail.program.transfers import dma_rows, dma_transfers
+from dovetail.program.transfers import dma_rows, dma_transfers, same_packing
 from dovetail.target.chip import Dma
 from dovetail.target.engine import StreamDma
 
@@ -48,5 +48,9 @@ def copy_cost(dma: Dma | StreamDma | None, copies: Iterable[Copy]) -> CopyCost:
 def relayout_cost(
     dma: Dma | StreamDma | None, kind: TensorType, lies: Layout | None, wanted: Layout | None
 ) -> CopyCost:
-    """Cost of bringing a whole value from one layout to another."""
+    """Cost of bringing a whole value from one layout to another; where the elements of a byte change, as if all bytes
+    of both layouts were moved in one transfer."""
+    if not same_packing(lies, wanted):
+        moved = nbytes(lies, kind) + nbytes(wanted, kind)
+        return CopyCost(1, dma_cycles(dma, moved)) if dma else CopyCost(0, moved)
     return copy_cost(dma, [Copy(0, dense_view("", kind, 0, lies), dense_view("", kind, 0, wanted))])

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import same_bytes
 from dovetail.program.ir import CORE, Queue, copy_queue
-from dovetail.program.transfers import same_packing
 from dovetail.schedule.cores import copies, cores_cycles, dense_views
 from dovetail.schedule.region import AssignedRegion, EnginePart, LaidRegion, Region, engine_layouts
 from dovetail.schedule.tiles import choose_tiling
@@ -258,7 +257,7 @@ def border(value: str, maker: Region, reader: Region, target: Target) -> int:
     lies, wanted = engine_layouts(maker).get(value), engine_layouts(reader).get(value)
     cycles = 0
     if not _is_flexible(maker) and not _is_flexible(reader) and not same_bytes(lies, wanted, kind.shape):
-        cycles += relayout_cost(target.dma if same_packing(lies, wanted) else None, kind, lies, wanted).cycles
+        cycles += relayout_cost(target.dma, kind, lies, wanted).cycles
     if len({region.engine.memory for region in (maker, reader) if region.engine is not None}) == 2:
         cycles += relayout_cost(target.dma, kind, lies, lies).cycles
     return cycles
