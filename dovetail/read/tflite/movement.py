@@ -180,6 +180,8 @@ def gather(v: TfliteValues) -> Value | None:
 def _gathered(v: TfliteValues, x: TfliteTensor, indices: TfliteTensor, axis: int) -> Value | None:
     known = v.all_known(x, indices)
     if known is not None:
+        beyond = known[1].size and not 0 <= int(known[1].min()) <= int(known[1].max()) < known[0].shape[axis]
+        v.wrong_if(beyond, f"the indices {indices} reach beyond axis {axis} of {x}")
         v.bind_known(np.take(known[0], known[1], axis))
         return None
     v.keeps(x, v.output, what=COPIES)
