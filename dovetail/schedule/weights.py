@@ -16,6 +16,9 @@ from dovetail.timing.kernels import core_cycles
 _OTHERS = 8
 """One part in so many of the memory stays free of pairs: the user's own code lies there too."""
 
+_CLEARLY = 0.9
+"""Share of the cycles with pairs that bytes must stay below."""
+
 
 def with_narrow_weights(
     regions: Sequence[AssignedRegion], target: Target, reserved: Mapping[str, int]
@@ -59,9 +62,9 @@ def with_narrow_weights(
 
 
 def _gains(region: AssignedRegion, target: Target) -> bool:
-    """Whether a region's kernel is faster with pairs: they are twice the bytes, which may have to be waited for."""
-    as_bytes = {**region.choice, WEIGHTS: BYTES}
-    return core_cycles(region.graph, target, region.choice) < core_cycles(region.graph, target, as_bytes)
+    """Whether bytes, which are waited for half as long, are not clearly faster than pairs by estimate."""
+    as_bytes = core_cycles(region.graph, target, {**region.choice, WEIGHTS: BYTES})
+    return as_bytes > _CLEARLY * core_cycles(region.graph, target, region.choice)
 
 
 def _values(graph: Graph) -> int:

@@ -35,7 +35,7 @@ def constant_waits(graph: Graph, target: Target, choice: Choice = MappingProxyTy
     memory = target.memory(target.code)
     if not memory.waits or not graph.constants:
         return 0
-    result, block = graph.types[graph.outputs[0]], offered(graph, core_traits(target.core).chosen(choice)).block
+    result, block = graph.types[graph.outputs[0]], offered(graph, core_traits(target.core)).block
     pixels = result.elements // max(1, result.shape[-1] if result.shape else 1)
     times = -(-pixels // block[0]) if block is not None else 1
     nbytes = sum(array.nbytes for array in graph.constants.values())
