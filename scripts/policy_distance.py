@@ -1,7 +1,7 @@
 """How far the policies that round in their own way are from the exact network: random int8 layers (convolutions,
 depthwise ones, dense layers, additions, pools), each result compared with the model's own rounding.
 
-    python scripts/policy_distance.py [--layers 1000] [--write]      # the table of docs/quantisation.md
+    python scripts/policy_distance.py [--layers 1000]
 
 A layer that a policy leaves to the core stays exact; the table counts the layers that it changes.
 """
@@ -30,8 +30,6 @@ from oracles import network_file  # noqa: E402
 from random_tflite import STEPS, image  # noqa: E402
 from tflite_maker import Maker  # noqa: E402
 
-PAGE = REPOSITORY / "docs" / "quantisation.md"
-BEGIN, END = "<!-- policies: python scripts/policy_distance.py --write -->\n", "<!-- end of policies -->"
 FAMILIES = ("convolution", "depthwise", "fully_connected", "arithmetic", "pool")
 
 
@@ -113,19 +111,13 @@ def measured(count: int) -> dict[tuple[str, str], Distance]:
 
 
 def main() -> int:
-    """Measure, print, and write the table into the page where asked."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=1000, help="random layers (1000)")
-    parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE.name}")
-    options = parser.parse_args()
-    found = measured(options.layers)
+    found = measured(parser.parse_args().layers)
     head = ["target", "policy", "layers it changes", "results that differ", "root mean square, steps", "largest, steps"]
-    text = "\n".join(table(head, [distance.row(*key) for key, distance in found.items()])) + "\n"
-    print(text)
+    print(*table(head, [distance.row(*key) for key, distance in found.items()]), "", sep="\n")
     print(*(f"{'/'.join(key)}: worst in {distance.worst}" for key, distance in found.items()), sep="\n")
-    if options.write:
-        before, _, rest = PAGE.read_text().partition(BEGIN)
-        PAGE.write_text(before + BEGIN + text + END + rest.partition(END)[2])
     return 0
 
 

@@ -1,6 +1,6 @@
-"""What each ready-made requantisation costs in accuracy; --write puts the table into docs/quantisation.md.
+"""What each ready-made requantisation costs in accuracy.
 
-    python scripts/requantisation_table.py [--write]
+    python scripts/requantisation_table.py
 
 ResNet8 and DS-CNN of MLPerf Tiny, int8 TFLite files, 12 inputs each (../shared/models/mlperf_tiny). Compared are the
 values before the softmax, with those of a network that saturates as the quantised one does and does not round.
@@ -8,8 +8,6 @@ values before the softmax, with those of a network that saturates as the quantis
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -32,8 +30,6 @@ from dovetail.targets import load_target
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MODELS = REPOSITORY.parent / "shared" / "models" / "mlperf_tiny"
-PAGE = REPOSITORY / "docs" / "quantisation.md"
-MARKS = "<!-- requantisations: python scripts/requantisation_table.py --write -->", "<!-- end of requantisations -->"
 NAMES = {"ResNet8": "ic_resnet8_int8", "DS-CNN": "kws_dscnn_int8"}
 FIRST = "as in the file"
 
@@ -99,17 +95,5 @@ def table() -> str:
     return "\n".join([*lines, *(f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items())])
 
 
-def main() -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="put the table into the page")
-    text = table()
-    print(text)
-    if parser.parse_args().write:
-        page = PAGE.read_text()
-        PAGE.write_text(f"{page.split(MARKS[0])[0]}{MARKS[0]}\n\n{text}\n\n{MARKS[1]}{page.split(MARKS[1])[1]}")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    print(table())

@@ -19,17 +19,17 @@ def table(header: Sequence[object], rows: Sequence[Sequence[object]]) -> list[st
 
 
 def run(description: str, sections: Sections, page: Path, needed: Sequence[Path] = ()) -> None:
-    """Measure the sections asked for on the command line, print them, and with --write put them between their markers.
+    """Measure the sections asked for on the command line and print them; --write puts them into the page.
 
     Args:
         description: what the script does, in one sentence.
         sections: all there are.
-        page: the file with a `<!-- begin NAME -->` and an end for each.
+        page: the file; a section with a `<!-- begin NAME -->` and an end there is written, others are only printed.
         needed: folders without which nothing can be measured.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(sections)}; none: all")
-    parser.add_argument("--write", action="store_true", help=f"put the tables into {page.name}")
+    parser.add_argument("--write", action="store_true", help=f"put the tables that {page.name} has into it")
     arguments = parser.parse_args()
     if unknown := set(arguments.sections) - set(sections):
         parser.error(f"unknown sections: {', '.join(sorted(unknown))}")
@@ -39,7 +39,7 @@ def run(description: str, sections: Sections, page: Path, needed: Sequence[Path]
     for section in arguments.sections or sections:
         text = "\n".join(sections[section]()) + "\n"
         print(text, flush=True)
-        if arguments.write:
-            begin, end = f"<!-- begin {section} -->\n", f"<!-- end {section} -->"
+        begin, end = f"<!-- begin {section} -->\n", f"<!-- end {section} -->"
+        if arguments.write and begin in page.read_text():
             before, rest = page.read_text().split(begin)
             page.write_text(before + begin + text + end + rest.split(end, 1)[1])
