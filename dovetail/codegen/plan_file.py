@@ -1,7 +1,7 @@
 """The file a build keeps for its report, `dovetail-plan.json`: place and time of every buffer, and every copy.
 
 `codegen/emit/plan_file.py` writes it; reports read it, and runs that look at what engines write. The fields are those
-of the report's JSON (docs/reference/report_json.md). Layers are named by their numbers, lists of numbers by what each is.
+of the report's JSON (docs/reference/report_json.md). Layers are named by their numbers, lists of numbers by their use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The report of a run with all that its page shows, as JSON (docs/reference/report_json.md): the page computes nothing."""
+"""The report of a run with all that its page shows, as JSON (docs/reference/report_json.md)."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def sweep(
 def to_json(
     model: str, target: str, policy: str, axes: Sequence[Axis], outcomes: Sequence[SweepOutcome]
 ) -> dict[str, Any]:
-    """The sweep as plain values (docs/reference/report_json.md); model, target and policy by name, outcomes of `sweep`."""
+    """The sweep as plain values (docs/reference/report_json.md): names, and outcomes of `sweep`."""
     best = min((outcome.cycles for outcome in outcomes if outcome.cycles is not None), default=None)
     rows = list(_rows(axes, outcomes, best))
     return {
