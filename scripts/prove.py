@@ -345,9 +345,9 @@ def divisions(edit: Edit) -> str | None:
 
 
 DOUBLE, SINGLE = Rounding.DOUBLE, Rounding.SINGLE
-ANY = "every value of 32 bits, every multiplier from 2^30 on"
-LESS = "every value of 32 bits, every multiplier from 0 on"
-BY_RIGHT, BY_BOTH = "shifts of 1 to 31 to the right", "shifts of 31 to the right to 30 to the left"
+ANY, LESS = "every v, m >= 2^30", "every v, m >= 0"
+BY_RIGHT, BY_BOTH = "1 <= s <= 31", "-30 <= s <= 31"
+"""Ranges, as the page names them: a value, a multiplier, a shift to the right."""
 BOTH = range(-31, 31)
 
 
@@ -378,8 +378,8 @@ RULES = (
     Rule("requantize_double, 64 bits", "the same on RV64", f"{ANY}, {BY_RIGHT}", "SMT",
          helper("requantize_double", DOUBLE, RIGHT, in_upper, wide=True)),
     Rule("requantize_rectified", "the same where a result is at least 0; else both are at most 0",
-         f"values within 30 bits, every multiplier from 2^30 on, {BY_RIGHT}", "SMT", rectified_helper),
-    Rule("requantize_near", "rounds twice", f"{ANY}, where value + 2^(shift - 1) fits; {BY_RIGHT} but 31", "SMT",
+         f"v within 30 bits, m >= 2^30, {BY_RIGHT}", "SMT", rectified_helper),
+    Rule("requantize_near", "rounds twice", f"{ANY}, 1 <= s <= 30, v + 2^(s - 1) fits", "SMT",
          helper("requantize_near", DOUBLE, range(-30, 0), lambda made, shift: (doubled(made), -shift), within=is_near)),
     Rule("requantize_double_any", "rounds twice", f"{LESS}, {BY_BOTH}", "SMT",
          helper("requantize_double_any", DOUBLE, BOTH, as_is, least=0)),
@@ -395,21 +395,21 @@ RULES = (
          helper("requantize_away", Rounding.AWAY, BOTH, beyond, least=0)),
     Rule("multiply_upper", "rounds twice by a shift of 0, which is once", ANY, "SMT",
          helper("multiply_upper", DOUBLE, [0], lambda made, shift: (doubled(made),))),
-    Rule("round_shift", "divides by a power of two, halves away from zero", "every value of 32 bits, 0 to 30 places",
+    Rule("round_shift", "divides by a power of two, halves away from zero", "every v, 0 <= s <= 30",
          "SMT", rounding_shift),
-    Rule("clip", "limits a value", "every value and every two limits in order", "SMT",
+    Rule("clip", "limits a value", "every v, limits in order", "SMT",
          plain("clip", lambda v: np.minimum(np.maximum(v[0], v[1]), v[2]), 3, lambda v: v[1] <= v[2])),
-    Rule("double_saturating", "doubles a value, limited to 32 bits", "every value of 32 bits", "SMT",
+    Rule("double_saturating", "doubles a value, limited to 32 bits", "every v", "SMT",
          plain("double_saturating", lambda v: np.minimum(np.maximum(v[0] * 2, LOW), HIGH), 1)),
-    Rule("bytes_of_halves", "limits both halves to bytes", "every two numbers of 32 bits", "SMT", bytes_of_lines),
+    Rule("bytes_of_halves", "limits both halves to bytes", "every two v", "SMT", bytes_of_lines),
     Rule("raised_sum", "a requantisation as one upper half, one offset and one shift", "every sum of the layer tried, "
-         "every multiplier from 2^30 on, shifts of 2 to 20 to the right", "SMT", raised_sums),
+         "m >= 2^30, 2 <= s <= 20", "SMT", raised_sums),
     Rule("rectified_sum", "a requantisation cut off at the zero point as one product and one shift",
-         "every sum whose result is below 255, every multiplier from 2^30 on, shifts of 1 to 24 to the right", "SMT",
+         "every sum whose result is below 255, m >= 2^30, 1 <= s <= 24", "SMT",
          rectified_sums),
-    Rule("finer_sums", "a requantisation in two steps, the second in float32", "sums of 25 bits, every multiplier from "
-         "2^30 on, shifts of 1 to 15 to the right beside those of other channels", "SMT", two_steps),
-    Rule("raised", "int8 values as uint8 ones, 128 higher", "every byte, every multiplier from 2^30 on", "SMT", higher),
+    Rule("finer_sums", "a requantisation in two steps, the second in float32", "sums of 25 bits, m >= 2^30, "
+         "1 <= s <= 15 beside the shifts of other channels", "SMT", two_steps),
+    Rule("raised", "int8 values as uint8 ones, 128 higher", "every byte, m >= 2^30", "SMT", higher),
     Rule("equal_scales", "multipliers of 12 bits with the results of those of 31", "sums from -600 to 600, 96 scales",
          "115,296 values", equal_multipliers),
     Rule("division", "a mean as a weight, a scale, an offset and a shift",
@@ -468,8 +468,9 @@ def refutations() -> Iterator[tuple[str, Edit, str | None]]:
 
 def table() -> str:
     """The rows of the page."""
-    rows = [f"| `{rule.name}` | {rule.claim} | {rule.ranges} | {rule.how} |" for rule in RULES]
-    return "\n".join(["| rule | claim | for | proven by |", "|---|---|---|---|", *rows])
+    computed = {rule.name: "" if rule.how == "SMT" else f" ({rule.how})" for rule in RULES}
+    rows = [f"| `{rule.name}` | {rule.claim} | {rule.ranges}{computed[rule.name]} |" for rule in RULES]
+    return "\n".join(["| rule | claim | for |", "|---|---|---|", *rows])
 
 
 def main() -> None:
