@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
+from sphinx.directives.patches import CSVTable
 from sphinx.environment import BuildEnvironment
 from sphinx.ext.napoleon import Config, GoogleDocstring
 
@@ -40,7 +42,10 @@ autodoc_default_options = {"members": True}
 # The types of others, and what is said in words on a page of its own.
 nitpick_ignore_regex = [
     ("py:.*", r"(np|numpy|npt|collections|pathlib|typing|types|onnx|msgspec|importlib)\b.*"),
-    ("py:.*", r"Path|Any|Cut|Names|Types|Callable|Mapping|Sequence|Iterator|Iterable|Literal|Protocol|Enum|enum\.IntEnum"),
+    (
+        "py:.*",
+        r"Path|Any|Cut|Names|Types|Callable|Mapping|Sequence|Iterator|Iterable|Literal|Protocol|Enum|enum\.IntEnum",
+    ),
     (
         "py:.*",
         r"Console|tempfile\.TemporaryDirectory|dovetail\.run\..*|OnnxBody|tuple\[.*|.*\.OperatorT|.*\.base\.T|.*\._(Kind|Record)|.*\.Work",
@@ -109,7 +114,37 @@ def find_elsewhere(app: Sphinx, env: BuildEnvironment, node: pending_xref, conte
     return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", known[0], node, content)
 
 
+class Figures(CSVTable):  # type: ignore[misc]
+    """The directive `figures NAME`: the table docs/figures/NAME.csv; its title says when and by which command it was
+    measured (docs/figures/figures.csv), and links the data."""
+
+    required_arguments, optional_arguments = 1, 0
+
+    def run(self) -> list[Any]:
+        """The table, integers with separators."""
+        (name,), env = self.arguments, self.state.document.settings.env
+        folder = Path(env.srcdir) / "figures"
+        depth = "../" * env.docname.count("/")
+        with (folder / "figures.csv").open(newline="", encoding="utf-8") as file:
+            known = {row["table"]: row for row in csv.DictReader(file)}[name]
+        measured = f"{known['measured']}, {known['machine']}: `{known['command']}`"
+        self.arguments = [f"[{name}.csv]({depth}figures/{name}.csv), measured {measured}"]
+        self.options |= {"file": f"{depth}figures/{name}.csv", "header-rows": 1, "align": "left"}
+        env.note_dependency(str(folder / "figures.csv"))
+        return list(super().run())
+
+    def parse_csv_data_into_rows(self, csv_data: Any, dialect: Any, source: Any) -> Any:
+        """What docutils does, with `12,345` in place of the cell `12345`."""
+        rows = [[f"{int(cell):,}" if cell.isdigit() else cell for cell in row] for row in csv.reader(csv_data)]
+        lines = [",".join(f'"{cell.replace(QUOTE, QUOTE * 2)}"' for cell in row) for row in rows]
+        return super().parse_csv_data_into_rows(lines, dialect, source)
+
+
+QUOTE = '"'
+
+
 def setup(app: Sphinx) -> None:
     """What Sphinx calls first."""
+    app.add_directive("figures", Figures)
     app.connect("autodoc-process-docstring", read_docstring)
     app.connect("missing-reference", find_elsewhere)

@@ -1,4 +1,4 @@
-"""Measures Dovetail on the MLPerf Tiny networks and prints the tables of docs/benchmarks.md; --write puts them there.
+"""Measures Dovetail on the MLPerf Tiny networks: prints tables, and writes them to docs/figures with --write.
 
 Needs the reference models and facts in ../shared (models/mlperf_tiny, hardware).
 """
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -19,12 +19,11 @@ import numpy as np
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
-PAGE = REPOSITORY / "docs" / "benchmarks.md"
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
 
 from bound_tables import bound_table  # noqa: E402
 from parallel_tables import diana_table, joint_table, several_cores  # noqa: E402
-from tables import run, table  # noqa: E402
+from tables import FIGURES, Rows, Sections, read, run  # noqa: E402
 
 from dovetail.codegen.emit import write_project  # noqa: E402
 from dovetail.compile import Compiled, Options, compile_model, prepare, sample_inputs  # noqa: E402
@@ -47,6 +46,13 @@ NETWORKS = {
 }
 """File -> name, and cycles per inference of GAP9 silicon: 240 MHz over the median throughput of MLPerf Tiny v1.0
 (mlcommons/tiny_results_v1.0, closed/greenwaves-technologies, gap9_650_240)."""
+OTHERS = {
+    "ad_autoencoder": (5.26, 4.05),
+    "ic_resnet8": (165.1, 167.8),
+    "kws_dscnn": (43.2, 47.8),
+    "vww_mobilenetv1": (88.9, 98.8),
+}
+"""Milliseconds published for an STM32L4R5 at 120 MHz (MLPerf Tiny): X-CUBE-AI, and Plumerai (round 1.1)."""
 BUDGETS: dict[str, tuple[int | None, ...]] = {
     "ad_autoencoder": (None,),
     "ic_resnet8": (None, 32_768, 28_672, 24_576, 20_480, 19_456),
@@ -164,7 +170,7 @@ def cold_seconds(network: str) -> float:
         return time.perf_counter() - began
 
 
-def cores_table() -> list[str]:
+def cores_table() -> dict[str, Rows]:
     """Cores alone, beside the bound of products and of words that go through memory."""
     rows = []
     for target in CORES:
@@ -179,7 +185,7 @@ def cores_table() -> list[str]:
             bound = f"{cycles / measured.detail['bound']:.2f}"
             rows.append([target, name, cycles, bound, instructions, per_mac, sizes["text"], sizes["rodata"]])
     head = ["core", "network", "cycles", "times the bound", "instructions", "per MAC", "text", "rodata"]
-    return ["### Cores alone", "", *table(head, rows)]
+    return {"cores": [head, *rows]}
 
 
 def budget(network: str, most: int | None) -> list[object]:
@@ -204,7 +210,7 @@ def budget(network: str, most: int | None) -> list[object]:
     ]
 
 
-def budget_table() -> list[str]:
+def budget_table() -> dict[str, Rows]:
     """The activations of a core alone: whole, and in stripes within memory budgets."""
     rows = [[name, *budget(network, most)] for network, (name, _) in NETWORKS.items() for most in BUDGETS[network]]
     header = [
@@ -219,7 +225,7 @@ def budget_table() -> list[str]:
         "text",
         "rodata",
     ]
-    return ["### `--target riscv --memory-budget`", "", *table(header, rows)]
+    return {"budget": [header, *rows]}
 
 
 def busy(measured: Measured, device: str) -> int:
@@ -228,7 +234,7 @@ def busy(measured: Measured, device: str) -> int:
     return sum(activity.end - activity.start for activity in activities)
 
 
-def engine_tables() -> list[str]:
+def engine_tables() -> dict[str, Rows]:
     """The NE16 with its own requantisation: time, then memory and compile time."""
     times, places = [], []
     for network, (name, published) in NETWORKS.items():
@@ -252,12 +258,10 @@ def engine_tables() -> list[str]:
         "largest LSB from TFLM",
     ]
     second = ["network", "L2 peak", "L2 bound", "L1 peak", "L1 bound", "rodata", "compile, wall s"]
-    title = "### `--target ne16 --requant engine`: "
-    memory = f"{title}memory (bytes) and compile time"
-    return [f"{title}time", "", *table(head, times), "", memory, "", *table(second, places)]
+    return {"ne16": [head, *times], "ne16_memory": [second, *places]}
 
 
-def exact_table() -> list[str]:
+def exact_table() -> dict[str, Rows]:
     """The NE16 with TensorFlow Lite Micro's requantisation on the core."""
     rows = []
     for network, (name, _) in NETWORKS.items():
@@ -265,14 +269,10 @@ def exact_table() -> list[str]:
         largest, count = difference_from_micro(network, "ne16", "exact")
         inference = measured.result.simulation.inferences[0]
         rows.append([name, inference.total_cycles or 0, inference.core_cycles or 0, f"{largest} ({count} inputs)"])
-    return [
-        "### `--target ne16 --requant exact`",
-        "",
-        *table(["network", "cycles", "core busy", "largest LSB from TFLM"], rows),
-    ]
+    return {"ne16_exact": [["network", "cycles", "core busy", "largest LSB from TFLM"], *rows]}
 
 
-def vta_table() -> list[str]:
+def vta_table() -> dict[str, Rows]:
     """The VTA with its own requantisation."""
     rows = []
     for network, (name, _) in NETWORKS.items():
@@ -304,10 +304,10 @@ def vta_table() -> list[str]:
         "DRAM bound",
         "rodata",
     ]
-    return ["### `--target vta`", "", *table(head, rows)]
+    return {"vta": [head, *rows]}
 
 
-def rtl_table() -> list[str]:
+def rtl_table() -> dict[str, Rows]:
     """The MAC array's Verilog beside its model: cycles, and how fast the simulation is."""
     from rtl_networks import built, layer, million_cycles_per_second
 
@@ -326,11 +326,22 @@ def rtl_table() -> list[str]:
         difference = f"{100 * (cycles[1] - cycles[0]) / cycles[1]:+.2f} %"
         rows.append([name, *cycles, difference, *(f"{speed:.1f}" for speed in speeds)])
     header = ["network", "cycles, model", "cycles, Verilog", "difference", "M cycles/s, model", "M cycles/s, Verilog"]
-    note = "M cycles/s: simulated cycles, in millions, per second of processor time."
-    return ["### `--target macarray`: the engine's Python model and its Verilog", "", *table(header, rows), "", note]
+    return {"rtl": [header, *rows]}
 
 
-SECTIONS: dict[str, Callable[[], list[str]]] = {
+def summary_table() -> dict[str, Rows]:
+    """The first page's comparison with others' products, of what the sections `cores` and `engine` have measured."""
+    cells = {(row[0], row[1]): int(row[2]) for row in read(FIGURES / "cores.csv")[1:]}
+    engine = {row[0]: int(row[1]) for row in read(FIGURES / "ne16.csv")[1:]}
+    head = ["network", "Cortex-M4 at 120 MHz, ms", "X-CUBE-AI, ms", "Plumerai, ms", "NE16, cycles", "GAP9, cycles"]
+    rows = [
+        [name, f"{cells['cortex_m4', name] / 120_000:.1f}", *OTHERS[network], engine[name], published]
+        for network, (name, published) in NETWORKS.items()
+    ]
+    return {"summary": [head, *rows]}
+
+
+SECTIONS: Sections = {
     "cores": cores_table,
     "budget": budget_table,
     "engine": engine_tables,
@@ -341,8 +352,9 @@ SECTIONS: dict[str, Callable[[], list[str]]] = {
     "diana": diana_table,
     "joint": lambda: joint_table(model_file("ic_resnet8")),
     "rtl": rtl_table,
+    "summary": summary_table,
 }
 
 
 if __name__ == "__main__":
-    run(__doc__.splitlines()[0], SECTIONS, PAGE, [SHARED / "models" / "mlperf_tiny"])
+    run(__doc__.splitlines()[0], "scripts/benchmarks.py", SECTIONS, [SHARED / "models" / "mlperf_tiny"])

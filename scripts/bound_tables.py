@@ -1,4 +1,4 @@
-"""The tables of docs/benchmarks.md that put whole networks beside two bounds, on every target that comes with Dovetail:
+"""Tables of docs/figures that put whole networks beside two bounds, on every target that comes with Dovetail:
 each layer at its engine's own least, and what model and hardware ask for; and what is between the two. Each output is
 compared with the integer graph before a number is printed."""
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tables import table
+from tables import Rows
 
 from dovetail.cli.main import main
 from dovetail.codegen.build.instruction_sets import instruction_set
@@ -27,7 +27,7 @@ from dovetail.targets.maeri import target as maeri
 from dovetail.targets.maeri.config import MaeriConfig
 
 
-def bound_table(models: Mapping[str, Path]) -> list[str]:
+def bound_table(models: Mapping[str, Path]) -> dict[str, Rows]:
     """Cycles of each network on each target with an engine beside the two bounds, and where an engine's least goes."""
     rows: list[list[object]] = []
     parts: list[list[object]] = []
@@ -43,9 +43,8 @@ def bound_table(models: Mapping[str, Path]) -> list[str]:
             if any(layer["least"] for layer in found["layers"]):
                 parts.append([name, title, *_parts(found["layers"])])
     head = ["target", "network", "cycles", "times the engine's least", "times the bound", "the bound is set by"]
-    first = ["### Engines beside their bounds", "", *table(head, rows)]
-    head = ["target", "network", "engine's layers at their least", *BETWEEN.values()]
-    return [*first, "", "### Where an engine's least goes", "", *table(head, parts)]
+    second = ["target", "network", "engine's layers at their least", *BETWEEN.values()]
+    return {"bounds": [head, *rows], "least": [second, *parts]}
 
 
 def _parts(layers: Sequence[Mapping[str, Any]]) -> list[object]:

@@ -1,6 +1,6 @@
 """Tries to find a plan that takes fewer cycles than a bound says: random plans of small random networks.
 
-    python scripts/bounds_proof.py [--networks 20] [--plans 2000] [--executed 60]
+    python scripts/bounds_proof.py [--networks 20] [--plans 2000] [--executed 60] [--write]
 
 The networks and plans are those of tests/bound_plans.py, on each of its targets: cycles by the clock of the compiler,
 and for a sample in `iss`, outputs compared with the integer graph. Prints how near the plans come to each bound. Status
@@ -16,7 +16,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
 
-from tables import table  # noqa: E402
+from tables import show, write  # noqa: E402
 
 from bound_plans import TARGETS, network, plans  # noqa: E402
 from dovetail.targets import load_target  # noqa: E402
@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--plans", type=int, default=2000)
     parser.add_argument("--executed", type=int, default=60)
     parser.add_argument("--targets", default=",".join(TARGETS))
+    parser.add_argument("--write", action="store_true", help="write the table to docs/figures")
     given = parser.parse_args()
     targets, rows, broken = given.targets.split(","), list[list[object]](), list[str]()
     each = -(-given.plans // (given.networks * len(targets)))
@@ -49,7 +50,10 @@ def main() -> None:
         rows.append([name, len(ratios), len(executed), *nearest, f"{min(executed):.3f}" if executed else ""])
         print(" ".join(map(str, rows[-1])), file=sys.stderr, flush=True)
     head = ["target", "plans", "of these in `iss`", "nearest to the bound", "nearest to the engine's least", "in `iss`"]
-    print("\n".join([*table(head, rows), *broken]))
+    show({"bounds_proof": [head, *rows]})
+    print("\n".join(broken))
+    if given.write:
+        write({"bounds_proof": [head, *rows]}, "python scripts/bounds_proof.py")
     sys.exit(bool(broken))
 
 

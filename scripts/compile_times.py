@@ -1,10 +1,11 @@
 """How long `dovetail compile` takes, in CPU seconds of a new process, start-up and all it starts included.
 
-    python scripts/compile_times.py table [TARGET ...]     # MLPerf Tiny on bundled targets: empty cache / filled cache
+    python scripts/compile_times.py table [TARGET ...]     # MLPerf Tiny on bundled targets: empty cache / filled cache;
+                                                           # with --write: docs/figures/compile_times.csv
     python scripts/compile_times.py large [NAME ...]       # MobileNetV1 1.0/224, deep chains, 100 million weights
 
-Python finds the bytecode it would find of an installed package: it is made first, in a folder of its own. The first
-is in docs/benchmarks.md. Networks of the second have random weights and are made by this script:
+Python finds the bytecode it would find of an installed package: it is made first, in a folder of its own. Networks of
+the second have random weights and are made by this script:
 `python scripts/compile_times.py make NAME FILE` writes one and prints the bytes of its weights.
 """
 
@@ -26,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+from tables import show, write
 
 from dovetail.targets import BUILT_IN
 
@@ -207,10 +209,9 @@ def measured(model: Path, target: str, cache: Path, options: Sequence[str] = ())
     return Cost(spent, usage.ru_maxrss * 1024)
 
 
-def table(targets: Sequence[str]) -> Iterator[str]:
-    """The lines of the table of the four networks: cold / warm for each; a dash where there is no room for it."""
-    yield f"| target | {' | '.join(NETWORKS)} |"
-    yield f"|---|{'---:|' * len(NETWORKS)}"
+def table(targets: Sequence[str]) -> Iterator[list[str]]:
+    """The rows of the table of the four networks: cold / warm for each; a dash where there is no room for it."""
+    yield ["target", *NETWORKS]
     for target in targets:
         with tempfile.TemporaryDirectory() as folder, suppress(Refused):  # for the bytecode
             measured(MODELS / f"{NETWORKS['DS-CNN']}.tflite", target, Path(folder))
@@ -220,13 +221,12 @@ def table(targets: Sequence[str]) -> Iterator[str]:
             with tempfile.TemporaryDirectory() as folder, suppress(Refused):
                 pair += [measured(MODELS / f"{model}.tflite", target, Path(folder)).seconds for _ in range(2)]
             cells.append(" / ".join(f"{seconds:.1f}" for seconds in pair) or "-")
-        yield f"| `{target}` | {' | '.join(cells)} |"
+        yield [target, *cells]
 
 
-def large(names: Sequence[str]) -> Iterator[str]:
-    """A line for each large network."""
-    yield "| network | target | CPU s | bytes of weights | memory / bytes of weights |"
-    yield "|---|---|---:|---:|---:|"
+def large(names: Sequence[str]) -> Iterator[list[str]]:
+    """A row for each large network."""
+    yield ["network", "target", "CPU s", "bytes of weights", "memory / bytes of weights"]
     for name in names:
         case = LARGE[name]
         with tempfile.TemporaryDirectory() as folder:
@@ -236,7 +236,7 @@ def large(names: Sequence[str]) -> Iterator[str]:
             # In a process of its own: what this one needs at most would count as memory of those it starts.
             made = subprocess.run([sys.executable, __file__, "make", name, model], check=True, stdout=subprocess.PIPE)
             cost, nbytes = measured(model, case.target, Path(folder) / "cache", case.options), int(made.stdout)
-        yield f"| {name} | `{case.target}` | {cost.seconds:.1f} | {nbytes:,} | {cost.nbytes / nbytes:.2f} |"
+        yield [name, case.target, f"{cost.seconds:.1f}", f"{nbytes:,}", f"{cost.nbytes / nbytes:.2f}"]
 
 
 def main() -> None:
@@ -244,6 +244,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["table", "large", "make"])
     parser.add_argument("names", nargs="*")
+    parser.add_argument("--write", action="store_true", help="write the table to docs/figures")
     given = parser.parse_args()
     if given.what == "make":
         name, file = given.names
@@ -251,9 +252,11 @@ def main() -> None:
         onnx.save(chain.model(), file)
         print(sum(len(one.raw_data) for one in chain.constants))
         return
-    lines = table(given.names or tuple(BUILT_IN)) if given.what == "table" else large(given.names or tuple(LARGE))
-    for line in lines:
-        print(line, flush=True)
+    rows = list(table(given.names or tuple(BUILT_IN)) if given.what == "table" else large(given.names or tuple(LARGE)))
+    name = "compile_times" if given.what == "table" else "compile_times_large"
+    show({name: rows})
+    if given.write:
+        write({name: rows}, f"python scripts/compile_times.py {' '.join([given.what, *given.names])}")
 
 
 if __name__ == "__main__":

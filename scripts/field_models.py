@@ -29,6 +29,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from tables import Rows, show, write
 
 RUNTIMES = (
     "tflm",
@@ -46,8 +47,6 @@ SUFFIXES = (".tflite", ".onnx", ".keras", ".h5")
 MOST_MACS = 200_000_000
 """Multiply-accumulates simulated in `iss` for one model; further samples run on this computer."""
 CLOSE = 1e-4
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- begin field -->\n", "<!-- end field -->"
 MOST_INSTRUCTIONS, MOST_SECONDS = 400 * 10**9, 3600.0
 """Of a run in `iss`."""
 MEMORIES = {"flash.size": 64 << 20, "ram.size": 64 << 20}
@@ -61,7 +60,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="measure what is measured already")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one model")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="write the table to docs/figures")
     parser.add_argument("--one", type=Path, help="measure this model alone, and write its JSON here")
     given = parser.parse_args()
     if given.one:
@@ -83,10 +82,11 @@ def main() -> None:
 
     with ThreadPoolExecutor(given.jobs) as pool:
         found = dict(zip((names[path] for path in chosen), pool.map(one, chosen), strict=True))
-    print(table(found))
+    show({"field": table(found)})
+    held = sum(result["holds"] for result in found.values())
+    print(f"{held} of {len(found)} hold.")
     if given.write:
-        head, _, rest = PAGE.read_text().partition(BEGIN)
-        PAGE.write_text(f"{head}{BEGIN}{table(found)}\n{END}{rest.partition(END)[2]}")
+        write({"field": table(found)}, f"python scripts/field_models.py {given.models}")
 
 
 def in_a_process(path: Path, timeout: float) -> dict[str, Any]:
@@ -236,15 +236,12 @@ def sentence(result: dict[str, Any]) -> str:
     return f"{told} against {result['outputs'][0]['runtime']}{'' if result['holds'] else ': DIFFERS'}"
 
 
-def table(found: dict[str, dict[str, Any]]) -> str:
-    """The Markdown table, and how many hold."""
-    lines = ["| model | against its runtime | cycles |", "| --- | --- | ---: |"]
+def table(found: dict[str, dict[str, Any]]) -> Rows:
+    """The table: model, nearness to its runtime, cycles."""
+    rows: list[list[object]] = [["model", "against its runtime", "cycles"]]
     for name, result in found.items():
-        cycles = f"{result['cycles']:,}" if "cycles" in result else ""
-        float_ = " (float)" if result.get("float") else ""
-        lines.append(f"| {name}{float_} | {sentence(result)} | {cycles} |")
-    held = sum(result["holds"] for result in found.values())
-    return "\n".join([*lines, "", f"{held} of {len(found)} hold."])
+        rows.append([f"{name}{' (float)' if result.get('float') else ''}", sentence(result), result.get("cycles", "")])
+    return rows
 
 
 def _reference(path: Path) -> Path:

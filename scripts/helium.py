@@ -1,8 +1,8 @@
 """The four networks of MLPerf Tiny on `cortex_m55` in QEMU: twelve inputs each, compared with TensorFlow Lite Micro.
 
-    python scripts/helium.py [NETWORK...]
+    python scripts/helium.py [--write]
 
-It prints the rows of docs/benchmarks.md. The figures beside them are Renesas' of a Cortex-M85 with TensorFlow Lite
+The figures beside them are Renesas' of a Cortex-M85 with TensorFlow Lite
 Micro and CMSIS-NN; none are published of a Cortex-M55.
 """
 
@@ -17,6 +17,8 @@ import numpy as np
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
 
+from tables import Rows, run  # noqa: E402
+
 from dovetail.codegen.emit import write_project  # noqa: E402
 from dovetail.compile import Options, compile_model  # noqa: E402
 from dovetail.guests.report.detail import detail  # noqa: E402
@@ -25,16 +27,16 @@ from dovetail.targets.cortex_m import M55  # noqa: E402
 from oracles import references  # noqa: E402
 
 NETWORKS = {
-    "ad_autoencoder": ("autoencoder", 264_192, "0.255 M"),
-    "ic_resnet8": ("ResNet8", 12_501_632, "4.07 M"),
-    "kws_dscnn": ("DS-CNN", 2_656_768, "1.66 M"),
-    "vww_mobilenetv1": ("MobileNetV1 0.25", 7_489_664, "6.43 M"),
+    "ad_autoencoder": ("autoencoder", 264_192, 255_000),
+    "ic_resnet8": ("ResNet8", 12_501_632, 4_070_000),
+    "kws_dscnn": ("DS-CNN", 2_656_768, 1_660_000),
+    "vww_mobilenetv1": ("MobileNetV1 0.25", 7_489_664, 6_430_000),
 }
 """File -> name, multiply-accumulates of the model, and cycles published of the Cortex-M85."""
 INPUTS = 12
 
 
-def row(network: str) -> str:
+def row(network: str) -> list[object]:
     """A row of the table; raises RuntimeError where an output is another than TensorFlow Lite Micro's."""
     name, macs, published = NETWORKS[network]
     file = REPOSITORY.parent / "shared" / "models" / "mlperf_tiny" / f"{network}_int8.tflite"
@@ -50,14 +52,15 @@ def row(network: str) -> str:
             raise RuntimeError(f"{network}: output {at} is another than that of TensorFlow Lite Micro")
     first, executed = result.simulation.inferences[0], sum(layer.macs for layer in result.build.manifest.layers)
     assert first.instructions is not None and first.total_cycles is not None
-    cells = [f"{first.total_cycles:,}", f"{first.total_cycles / bound:.2f}", f"{first.instructions:,}"]
-    cells += [f"{first.instructions / macs:.3f}", f"{first.instructions / executed:.3f}"]
-    cells += [f"{result.sizes['text']:,}", f"{result.sizes['rodata']:,}", published]
-    return f"| cortex_m55 | {name} | {' | '.join(cells)} |"
+    per_mac = [f"{first.instructions / count:.3f}" for count in (macs, executed)]
+    return [name, first.total_cycles, f"{first.total_cycles / bound:.2f}", first.instructions, *per_mac, published]
+
+
+def measured() -> dict[str, Rows]:
+    """The table."""
+    head = ["network", "stated cycles", "times the bound", "instructions", "per MAC", "per MAC done"]
+    return {"helium": [[*head, "Cortex-M85, silicon"], *map(row, NETWORKS)]}
 
 
 if __name__ == "__main__":
-    print("| core | network | cycles | times the bound | instructions | per MAC | per MAC done | text | rodata | M85 |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
-    for network in sys.argv[1:] or NETWORKS:
-        print(row(network), flush=True)
+    run((__doc__ or "").splitlines()[0], "scripts/helium.py", {"all": measured}, [REPOSITORY.parent / "shared"])

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import lsq_linear
+from tables import show, write
 
 from dovetail.arrays import seeded_inputs
 from dovetail.codegen.emit.project import write_project
@@ -310,17 +311,20 @@ def samples(name: str, tiny: Sequence[Path]) -> list[Layer]:
     return [*layers, *made, *moved, *summed]
 
 
-def compare(names: Sequence[str], show: bool) -> None:
-    """Print how near to `iss` the model is, for the layers that run on each target's core."""
+def compare(names: Sequence[str], every: bool, keep: bool) -> None:
+    """Print how near to `iss` the model is, for the layers that run on each target's core: `every` layer too."""
     models = [MODELS / "mlperf_tiny" / f"{name}_int8.tflite" for name in TINY]
-    print("| target | layers on the core | model against `iss` |\n| --- | ---: | --- |")
+    rows: list[list[object]] = [["target", "layers on the core", "model against `iss`"]]
     for name in names:
         target = load_target(name)
         layers = list(layers_on(target, models))
         ratios = [core_cycles(layer.graph, target) / layer.cycles for layer in layers]
-        print(f"| `{name}` | {len(layers)} | {spread(ratios)} |", flush=True)
-        for layer, ratio in zip(layers, ratios, strict=True) if show else ():
+        rows.append([name, len(layers), spread(ratios)])
+        for layer, ratio in zip(layers, ratios, strict=True) if every else ():
             print(f"{layer.network:20} {layer.name:20} {layer.cycles:>12,} {ratio:.3f}")
+    show({"kernel_cycles": rows})
+    if keep:
+        write({"kernel_cycles": rows}, f"python scripts/kernel_cycles.py compare {' '.join(names)}")
 
 
 def main() -> None:
@@ -329,13 +333,14 @@ def main() -> None:
     parser.add_argument("what", choices=("measure", "renew", "compare"))
     parser.add_argument("names", nargs="*", help="cores of `measure`, targets of `compare`")
     parser.add_argument("--layers", action="store_true", help="print every layer")
+    parser.add_argument("--write", action="store_true", help="`compare`: write the table to docs/figures")
     asked = parser.parse_args()
     if asked.what == "measure":
         measure(asked.names)
     elif asked.what == "renew":
         renew(asked.names)
     else:
-        compare(asked.names or CORES_ALONE, asked.layers)
+        compare(asked.names or CORES_ALONE, asked.layers, asked.write)
 
 
 if __name__ == "__main__":

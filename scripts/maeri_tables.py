@@ -1,4 +1,4 @@
-"""Measures MAERI's orders and writes the tables of docs/maeri.md.
+"""Measures MAERI's orders: prints tables, and writes them to docs/figures with --write.
 
     python scripts/maeri_tables.py [SECTION ...] [--write]
 
@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MODELS = REPOSITORY.parent / "shared" / "models"
-PAGE = REPOSITORY / "docs" / "maeri.md"
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
 
-from tables import run, table  # noqa: E402
+from tables import Rows, Sections, run  # noqa: E402
 
 from dovetail.compile import Options, prepare, sample_inputs  # noqa: E402
 from dovetail.ir.graph import Graph  # noqa: E402
@@ -37,7 +36,7 @@ KERAS = {"ResNet8": "ic_resnet8.h5", "MobileNetV1 0.25": "vww_96.h5"}
 MULTIPLIERS = (64, 256)
 
 
-def measured_table() -> list[str]:
+def measured_table() -> dict[str, Rows]:
     """Layers of equal virtual neurons beside the public simulator's measured cycles."""
     from test_maeri_tree import MEASURED
 
@@ -49,7 +48,7 @@ def measured_table() -> list[str]:
         buffer = "on" if config.accumulation_buffer else "off"
         rows.append([shape, lies, config.distribution, buffer, cycles, ours, f"{100 * (ours / cycles - 1):+.2f} %"])
     header = ["layer", "tile", "bandwidth", "accumulation buffer", "measured", "here", "difference"]
-    return table(header, rows)
+    return {"maeri_measured": [header, *rows]}
 
 
 def network_of(name: str) -> tuple[Graph, Mapping[str, Array]]:
@@ -62,7 +61,7 @@ def network_of(name: str) -> tuple[Graph, Mapping[str, Array]]:
     return graph, sample_inputs(graph)
 
 
-def networks_table() -> list[str]:
+def networks_table() -> dict[str, Rows]:
     """Whole networks beside their bound and other ways."""
     from maeri_trials import simulate
 
@@ -102,11 +101,11 @@ def networks_table() -> list[str]:
         "multipliers used",
         "ordered in (CPU)",
     ]
-    return table(header, rows)
+    return {"maeri_networks": [header, *rows]}
 
 
-SECTIONS: dict[str, Callable[[], list[str]]] = {"measured": measured_table, "networks": networks_table}
+SECTIONS: Sections = {"measured": measured_table, "networks": networks_table}
 
 
 if __name__ == "__main__":
-    run(__doc__.splitlines()[0], SECTIONS, PAGE, [MODELS])
+    run(__doc__.splitlines()[0], "scripts/maeri_tables.py", SECTIONS, [MODELS])

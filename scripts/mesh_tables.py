@@ -1,4 +1,4 @@
-"""Measures mappings to meshes and writes the tables of docs/mesh.md.
+"""Measures mappings to meshes: prints tables, and writes them to docs/figures with --write.
 
     python scripts/mesh_tables.py [SECTION ...] [--write]
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
@@ -17,11 +16,10 @@ import numpy as np
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MODELS = REPOSITORY.parent / "shared" / "models" / "mlperf_tiny"
-PAGE = REPOSITORY / "docs" / "mesh.md"
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
 
 from mesh_ways import SIMULATOR_CHIP, MappingStrategy, stream_clocks  # noqa: E402
-from tables import run, table  # noqa: E402
+from tables import Rows, Sections, run  # noqa: E402
 
 from dovetail.compile import Options, prepare, sample_inputs  # noqa: E402
 from dovetail.guests.mesh.choice import Objective  # noqa: E402
@@ -63,7 +61,7 @@ def mapping(graph: Graph, mesh: Mesh, objective: Objective) -> tuple[MeshMapping
     return found, (times[1] - times[0], times[2] - times[1], times[3] - times[2])
 
 
-def scale_table() -> list[str]:
+def scale_table() -> dict[str, Rows]:
     """How long mapping takes."""
     rows = []
     for name in ("ResNet-50", "VGG-16"):
@@ -97,10 +95,10 @@ def scale_table() -> list[str]:
         "most bytes of an element",
         "most routing entries",
     ]
-    return ["### Mapping", "", *table(header, rows)]
+    return {"mesh_mapping": [header, *rows]}
 
 
-def time_table() -> list[str]:
+def time_table() -> dict[str, Rows]:
     """What inputs take in the model."""
     rows = []
     for name in (*SMALL, "ResNet-50", "VGG-16"):
@@ -136,10 +134,10 @@ def time_table() -> list[str]:
         "inputs per second",
         "bottleneck",
     ]
-    return ["### Clocks, at 250 MHz", "", *table(header, rows)]
+    return {"mesh_clocks": [header, *rows]}
 
 
-def reference_table() -> list[str]:
+def reference_table() -> dict[str, Rows]:
     """Layers beside the public simulator's, and those it says nothing of."""
     from test_mesh_ways import PUBLISHED, VGG, clocks_of
 
@@ -152,7 +150,7 @@ def reference_table() -> list[str]:
         rows.append([name, *cells])
     pairs = [column for way in MappingStrategy for column in (way.value, "published", "ratio")]
     far = median(abs(ratio - 1) for ratio in ratios)
-    middle = f"Median of the ratios {median(ratios):.3f}, of how far they are from 1: {far:.3f}."
+    print(f"Median of the ratios {median(ratios):.3f}, of their distances from 1: {far:.3f}.", file=sys.stderr)
     others = [[name, *map(int, clocks_of(name))] for name in VGG if name not in PUBLISHED]
     layers = {}
     for name in ("VGG-16", "ResNet-50"):
@@ -167,18 +165,11 @@ def reference_table() -> list[str]:
         others.append(
             [name, *(int(stream_clocks(layer, SIMULATOR_CHIP, way, stored=layer.index > 0)) for way in MappingStrategy)]
         )
-    return [
-        "### Layers alone on the chip of the public simulator (144 elements), clocks",
-        "",
-        *table(["layer of VGG-16", *pairs], rows),
-        "",
-        middle,
-        "",
-        *table(["other layers of VGG-16 and ResNet-50", *(way.value for way in MappingStrategy)], others),
-    ]
+    other = ["other layers of VGG-16 and ResNet-50", *(way.value for way in MappingStrategy)]
+    return {"mesh_layers": [["layer of VGG-16", *pairs], *rows], "mesh_other_layers": [other, *others]}
 
 
-def exact_table() -> list[str]:
+def exact_table() -> dict[str, Rows]:
     """Outputs compared with the integer graph's."""
     rows = []
     for name in ("ResNet-50", "VGG-16"):
@@ -214,7 +205,7 @@ def exact_table() -> list[str]:
         "time",
         "most bytes of an element",
     ]
-    return ["### Outputs", "", *table(header, rows)]
+    return {"mesh_outputs": [header, *rows]}
 
 
 def _firmware(name: str) -> list[object]:
@@ -244,7 +235,7 @@ def _firmware(name: str) -> list[object]:
     ]
 
 
-SECTIONS: dict[str, Callable[[], list[str]]] = {
+SECTIONS: Sections = {
     "scale": scale_table,
     "time": time_table,
     "reference": reference_table,
@@ -253,4 +244,4 @@ SECTIONS: dict[str, Callable[[], list[str]]] = {
 
 
 if __name__ == "__main__":
-    run(__doc__.splitlines()[0], SECTIONS, PAGE, [MODELS])
+    run(__doc__.splitlines()[0], "scripts/mesh_tables.py", SECTIONS, [MODELS])

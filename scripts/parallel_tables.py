@@ -1,4 +1,4 @@
-"""The tables of docs/benchmarks.md about several cores and several engines. Each output is compared with the integer
+"""Tables of docs/figures about several cores and several engines. Each output is compared with the integer
 graph before a number is printed."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from tables import table
+from tables import Rows
 
 from dovetail.codegen.emit import write_project
 from dovetail.compile import Options, compile_graph, prepare, sample_inputs
@@ -44,7 +44,7 @@ def cycles(path: Path, target: Target, pipeline: bool = False) -> int:
     return result.simulation.inferences[-1].total_cycles or 0
 
 
-def several_cores(models: dict[str, Path]) -> list[str]:
+def several_cores(models: dict[str, Path]) -> dict[str, Rows]:
     """Layers shared by like cores, and stages on a big and a small one beside the balance bound."""
     rows = []
     for name, path in models.items():
@@ -62,10 +62,10 @@ def several_cores(models: dict[str, Path]) -> list[str]:
         "big and small: cycles per input",
         "over the balance bound",
     ]
-    return ["### `--target riscv --cores`, and `--target riscv_big_small --pipeline`", "", *table(head, rows)]
+    return {"several_cores": [head, *rows]}
 
 
-def joint_table(resnet: Path) -> list[str]:
+def joint_table(resnet: Path) -> dict[str, Rows]:
     """MAERI with branches of a network side by side, and one layer after the other."""
     from networks import branches, mixed_kernels
 
@@ -84,7 +84,7 @@ def joint_table(resnet: Path) -> list[str]:
             saved = f"{100 * (alone - beside) / alone:.2f} %"
             rows.append(["/".join(map(str, sizes)), name, alone, beside, saved, launches, both])
     head = ["multipliers/in/out", "network", "one after the other", "side by side", "saved", "joint launches"]
-    return ["### `--target maeri`: layers side by side", "", *table([*head, "cycles of two at once"], rows)]
+    return {"joint": [[*head, "cycles of two at once"], *rows]}
 
 
 def _with_jobs(graph: Graph, target: Target) -> tuple[int, int, int]:
@@ -104,7 +104,7 @@ def _with_jobs(graph: Graph, target: Target) -> tuple[int, int, int]:
     return first.total_cycles or 0, len(set(joint.values())), both
 
 
-def diana_table() -> list[str]:
+def diana_table() -> dict[str, Rows]:
     """DIANA, digital alone and with ternary layers on the analog array."""
     from diana_networks import FILES, quantised, run
 
@@ -142,4 +142,4 @@ def diana_table() -> list[str]:
         "conversions",
         "between engines",
     ]
-    return ["### `--target diana`", "", *table(head, rows)]
+    return {"diana": [head, *rows]}

@@ -1,7 +1,7 @@
 """How far the policies that round in their own way are from the exact network: random int8 layers (convolutions,
 depthwise ones, dense layers, additions, pools), each result compared with the model's own rounding.
 
-    python scripts/policy_distance.py [--layers 1000]
+    python scripts/policy_distance.py [--layers 1000] [--write]      # with --write: docs/figures/policies.csv
 
 A layer that a policy leaves to the core stays exact; the table counts the layers that it changes.
 """
@@ -20,7 +20,7 @@ import numpy as np
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY / "tests"))
 
-from tables import table  # noqa: E402
+from tables import show, write  # noqa: E402
 
 from dovetail.compile import Options, prepare  # noqa: E402
 from dovetail.ir.graph import Graph, evaluate  # noqa: E402
@@ -111,13 +111,18 @@ def measured(count: int) -> dict[tuple[str, str], Distance]:
 
 
 def main() -> int:
-    """Measure and print."""
+    """Measure and print; write the table with --write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=1000, help="random layers (1000)")
-    found = measured(parser.parse_args().layers)
+    parser.add_argument("--write", action="store_true", help="write the table to docs/figures")
+    options = parser.parse_args()
+    found = measured(options.layers)
     head = ["target", "policy", "layers it changes", "results that differ", "root mean square, steps", "largest, steps"]
-    print(*table(head, [distance.row(*key) for key, distance in found.items()]), "", sep="\n")
+    table = {"policies": [head, *(distance.row(*key) for key, distance in found.items())]}
+    show(table)
     print(*(f"{'/'.join(key)}: worst in {distance.worst}" for key, distance in found.items()), sep="\n")
+    if options.write:
+        write(table, f"python scripts/policy_distance.py --layers {options.layers}")
     return 0
 
 

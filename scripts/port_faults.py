@@ -3,10 +3,10 @@
     python scripts/port_faults.py [--only PORT[:FAULT]] [--kept FILE] [--old] [--write]
 
 Of each: whether the default `dovetail check` finds it, whether its first suspicion is the right one, and whether
-`dovetail run` ends with status 1 where an output of a small network changes. Prints the tables of docs/benchmarks.md;
-`--write` puts them there. What was found is kept under a digest of the port, the fault and the package, so a run goes
-on where an earlier one ended, and tries anew what has changed (all of it takes some 12 minutes of a core); with `--old`
-it takes what was found before that, and the page says at which revision. The faults stand in scripts/port_faults.toml.
+`dovetail run` ends with status 1 where an output of a small network changes. Prints two tables; `--write` puts them
+into docs/figures. Results are kept under a digest of the port, the fault and the package. A run goes on where an
+earlier one ended, and tries anew what has changed (all of it takes some 12 minutes of a core). With `--old` it takes
+results of earlier revisions, and prints which. The faults are in scripts/port_faults.toml.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tables import Rows, show, write
 
 from dovetail.files import default_cache
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PAGE = REPOSITORY / "docs" / "benchmarks.md"
-MARKS = "<!-- port faults: python scripts/port_faults.py --write -->", "<!-- end of port faults -->"
 PACKAGE = "port_with_a_fault"
 
 
@@ -212,39 +211,40 @@ def revision() -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
-def table(rows: Mapping[tuple[str, str], tuple[Fault, Found]]) -> Iterator[str]:
-    """The tables of the page."""
+def tables(rows: Mapping[tuple[str, str], tuple[Fault, Found]]) -> dict[str, Rows]:
+    """The tables of the page: counts of each port, and the first suspicion of each fault."""
     ports = list(dict.fromkeys(port for port, _ in rows))
-    yield "| port | faults | found by `check` | right suspicion first | change the output | then `run` fails |"
-    yield "|---|---:|---:|---:|---:|---:|"
+    head = ["port", "faults", "found by `check`", "right suspicion first", "change the output", "then `run` fails"]
+    counts: list[list[object]] = [head]
     for port in ports:
-        some = [found for (name, _), (_, found) in rows.items() if name == port]
-        changing = [found for found in some if found.changes]
-        right = sum(fault.named_by(found) for (name, _), (fault, found) in rows.items() if name == port)
-        counts = (len(some), sum(bool(found.suspicion) for found in some), right, len(changing))
-        yield f"| {port} | {' | '.join(map(str, counts))} | {sum(found.status == 1 for found in changing)} |"
-    yield ""
-    yield f"| fault | {' | '.join(ports)} |"
-    yield f"|---|{'---|' * len(ports)}"
+        some = [(fault, found) for (name, _), (fault, found) in rows.items() if name == port]
+        changing = [found for _, found in some if found.changes]
+        right = sum(fault.named_by(found) for fault, found in some)
+        seen = sum(bool(found.suspicion) for _, found in some)
+        counts.append([port, len(some), seen, right, len(changing), sum(found.status == 1 for found in changing)])
+    suspicions: list[list[object]] = [["fault", *ports]]
     for name in dict.fromkeys(name for _, name in rows):
-        cells = []
-        for port in ports:
-            fault, found = rows.get((port, name), (None, None))
-            if fault is None or found is None:
-                cells.append("")
-                continue
-            mark = "" if fault.named_by(found) else " (not the place)" if found.suspicion else ""
-            text = found.suspicion.split(":")[0] if len(found.suspicion) > 60 else found.suspicion or "not found"
-            kin = f" [{fault.kin}]" if fault.kin else ""
-            cells.append(f"{text}{mark}{'' if found.changes else ' ·'}{kin}")
-        yield f"| {name} | {' | '.join(cells)} |"
+        suspicions.append([name, *(cell(*rows[port, name]) if (port, name) in rows else "" for port in ports)])
+    return {"port_faults": counts, "port_faults_found": suspicions}
+
+
+def cell(fault: Fault, found: Found) -> str:
+    """The first suspicion; a dot where no output changes, in brackets what was planted in the fault's place."""
+    mark = "" if fault.named_by(found) else " (not the place)" if found.suspicion else ""
+    text = found.suspicion.split(":")[0] if len(found.suspicion) > 60 else found.suspicion or "not found"
+    kin = f" [{fault.kin}]" if fault.kin else ""
+    return f"{text}{mark}{'' if found.changes else ' ·'}{kin}"
+
+
+def outdated(rows: Mapping[tuple[str, str], tuple[Fault, Found]]) -> Iterator[str]:
+    """Sentences: which results are of an earlier revision."""
     old: dict[str, list[str]] = {}
     for fault, found in rows.values():
         if found.digest != digest(fault):
             old.setdefault(found.revision, []).append(fault.key)
     for number, keys in old.items():
         which = "" if len(keys) == len(rows) else f": {', '.join(keys)}"
-        yield f"\nMeasured at revision {number}{which}."
+        yield f"Measured at revision {number}{which}."
 
 
 def _kept(file: Path) -> dict[str, list[Found]]:
@@ -274,7 +274,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="a port, or PORT:FAULT")
     parser.add_argument("--one", default="", help="plant PORT:FAULT in this process and print JSON")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="write the tables to docs/figures")
     parser.add_argument("--kept", type=Path, help="the file of what was found so far; in the cache folder if not given")
     parser.add_argument("--old", action="store_true", help="what was found before something changed is good enough")
     given = parser.parse_args()
@@ -288,12 +288,10 @@ def main() -> int:
             found = looked_up(fault, kept, given.old)
             rows[fault.port, fault.name] = fault, found
             print(f"{fault.key}: {fault.named_by(found)}, {found}", file=sys.stderr, flush=True)
-    text = "\n".join(table(rows))
-    print(text)
+    show(tables(rows))
+    print(*outdated(rows), sep="\n")
     if given.write:
-        page = PAGE.read_text()
-        before, after = page.split(MARKS[0])[0], page.split(MARKS[1])[1]
-        PAGE.write_text(f"{before}{MARKS[0]}\n\n{text}\n\n{MARKS[1]}{after}")
+        write(tables(rows), "python scripts/port_faults.py")
     silent = [found for _, found in rows.values() if not found.suspicion or (found.changes and found.status != 1)]
     return 1 if silent else 0
 

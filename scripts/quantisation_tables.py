@@ -1,4 +1,4 @@
-"""Measures what quantisation costs and writes the table of docs/quantisation.md; the other sections are printed.
+"""Measures what quantisation costs: prints tables, and writes them to docs/figures with --write.
 
     python scripts/quantisation_tables.py [SECTION ...] [--write]
 
@@ -10,12 +10,12 @@ from __future__ import annotations
 import importlib.util
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from tables import run, table
+from tables import Rows, Sections, run
 
 from dovetail.compile import Options, compile_model
 from dovetail.guests import zoo
@@ -35,7 +35,6 @@ from dovetail.target import Target
 from dovetail.targets import load_target
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PAGE = REPOSITORY / "docs" / "quantisation.md"
 MODELS = REPOSITORY.parent / "shared" / "models"
 CALIBRATION = 512
 """Training images of the digits that are used."""
@@ -78,7 +77,7 @@ def measure(found: QuantisedNetwork, reference: Graph, test: Samples, target: Ta
         return compare(qdq, integer, reference, test.inputs, test.labels, {}, lambda text: None, firmware)
 
 
-def digits_tables() -> list[str]:
+def digits_tables() -> dict[str, Rows]:
     """The digits network: top-1 of firmware on the images held back."""
     graph = _zoo_graph("digits")
     calibration, validation, test = digits_data()
@@ -101,7 +100,8 @@ def digits_tables() -> list[str]:
             )
         rows.append([*cells, f"{found.weight_bytes:,}"])
     header = ["weights", "riscv", "points", "cycles", "ne16", "points", "cycles", "bytes of weights"]
-    return [f"Float: {exact.top1:.2f} % of {test.count} images.", "", *table(header, rows)]
+    print(f"Float: {exact.top1:.2f} % of {test.count} images.", file=sys.stderr)
+    return {"quantised_digits": [header, *rows]}
 
 
 def _zoo_graph(name: str) -> Graph:
@@ -127,7 +127,7 @@ def resnet_graph() -> Graph:
     return prepare(load_model(path), path.name)
 
 
-def resnet_tables() -> list[str]:
+def resnet_tables() -> dict[str, Rows]:
     """ResNet8 on the NE16 at 8, 4 and 2 bits, and mixed."""
     graph, target = resnet_graph(), load_target("ne16")
     name = graph.inputs[0]
@@ -153,10 +153,10 @@ def resnet_tables() -> list[str]:
             ]
         )
     header = ["weights", "bytes", "cycles", "NE16 busy", "SQNR of the logits", "class as float"]
-    return table(header, rows)
+    return {"quantised_resnet8": [header, *rows]}
 
 
-def activation_tables() -> list[str]:
+def activation_tables() -> dict[str, Rows]:
     """ResNet8 on the tests' port of an engine like RBE: widths of activations, what they cost and what they save."""
     graph, target = resnet_graph(), load_target(str(REPOSITORY / "tests" / "rbe_port" / "rbe.py"))
     name = graph.inputs[0]
@@ -183,10 +183,10 @@ def activation_tables() -> list[str]:
         rows.append([weights, activations, *(f"{cell:,}" for cell in cells), f"{logits:.1f} dB"])
         print(rows[-1], file=sys.stderr, flush=True)
     header = ["weights", "activations", "bytes of weights", "L1 peak", "L2 peak", "cycles", "engine busy"]
-    return table([*header, "SQNR of the logits"], rows)
+    return {"quantised_activations": [[*header, "SQNR of the logits"], *rows]}
 
 
-def method_tables() -> list[str]:
+def method_tables() -> dict[str, Rows]:
     """The ways to choose ranges, and the steps that can be left out."""
     graph, target = resnet_graph(), load_target("ne16")
     name = graph.inputs[0]
@@ -211,7 +211,7 @@ def method_tables() -> list[str]:
             cells.append(f"{logit_ratio(graph, found.graph, {name: data}):.1f} dB")
         print(cells, file=sys.stderr, flush=True)
         rows.append(cells)
-    return table(["", *(f"int{bits}" for bits in WIDTHS[:2])], rows)
+    return {"quantised_methods": [["ranges", *(f"int{bits}" for bits in WIDTHS[:2])], *rows]}
 
 
 def logit_ratio(graph: Graph, quantised: Graph, data: dict[str, Array]) -> float:
@@ -223,7 +223,7 @@ def logit_ratio(graph: Graph, quantised: Graph, data: dict[str, Array]) -> float
     return decibel(float(((got - wanted) ** 2).sum() / (wanted**2).sum()))
 
 
-SECTIONS: dict[str, Callable[[], list[str]]] = {
+SECTIONS: Sections = {
     "digits": digits_tables,
     "resnet8": resnet_tables,
     "activations": activation_tables,
@@ -232,4 +232,4 @@ SECTIONS: dict[str, Callable[[], list[str]]] = {
 
 
 if __name__ == "__main__":
-    run(__doc__.splitlines()[0], SECTIONS, PAGE)
+    run(__doc__.splitlines()[0], "scripts/quantisation_tables.py", SECTIONS)

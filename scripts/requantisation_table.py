@@ -1,6 +1,6 @@
-"""What each ready-made requantisation costs in accuracy.
+"""What each ready-made requantisation costs in accuracy: prints a table, and writes it to docs/figures with --write.
 
-    python scripts/requantisation_table.py
+    python scripts/requantisation_table.py [--write]
 
 ResNet8 and DS-CNN of MLPerf Tiny, int8 TFLite files, 12 inputs each (../shared/models/mlperf_tiny). Compared are the
 values before the softmax, with those of a network that saturates as the quantised one does and does not round.
@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from tables import Rows, run
 
 from dovetail.guests.ptq import Samples, Settings, prepare, quantise_network
 from dovetail.guests.ptq.preparation import input_steps, unquantised
@@ -85,15 +86,15 @@ def measured(model: str) -> Iterator[tuple[Requantisation, str, float, int]]:
         yield ready, "quantised anew" if remade else FIRST, 10 * np.log10(power / noise), same
 
 
-def table() -> str:
+def table() -> dict[str, Rows]:
     """The table."""
     rows: dict[str, list[str]] = {}
     for model in NAMES.values():
         for ready, how, ratio, same in measured(model):
             rows.setdefault(ready.name, [how]).append(f"{ratio:.1f} dB, {same}/12")
-    lines = [f"| requantisation | scales | {' | '.join(NAMES)} |", f"|---|---|{'---:|' * len(NAMES)}"]
-    return "\n".join([*lines, *(f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items())])
+    head = ["requantisation", "scales", *NAMES]
+    return {"requantisations": [head, *([name, *cells] for name, cells in rows.items())]}
 
 
 if __name__ == "__main__":
-    print(table())
+    run((__doc__ or "").splitlines()[0], "scripts/requantisation_table.py", {"all": table}, [MODELS])

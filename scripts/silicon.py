@@ -2,7 +2,7 @@
 
     DOVETAIL_CMSIS_NN=CMSIS-NN DOVETAIL_CC=arm-none-eabi-gcc python scripts/silicon.py [--write]
 
-Prints the table of docs/benchmarks.md; --write puts it there. Needs the published milliseconds and the models in
+Prints the table; --write puts it into docs/figures. Needs the published milliseconds and the models in
 ../shared, and a clone of CMSIS-NN of your own.
 """
 
@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = REPOSITORY.parent / "shared"
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "scripts")]
 
-from tables import run, table  # noqa: E402
+from tables import Rows, run  # noqa: E402
 
 from dovetail.arrays import built, seeded_inputs  # noqa: E402
 from dovetail.compile import compile_model  # noqa: E402
@@ -72,7 +72,7 @@ def rows() -> list[list[object]]:
     return found
 
 
-def silicon() -> list[str]:
+def silicon() -> dict[str, Rows]:
     """The table."""
     head = (
         "target",
@@ -84,8 +84,8 @@ def silicon() -> list[str]:
         "ours, no waits",
         "ours",
     )
-    return table(head, rows())
+    return {"silicon": [head, *rows()]}
 
 
 if __name__ == "__main__":
-    run(__doc__.splitlines()[0], {"silicon": silicon}, REPOSITORY / "docs" / "benchmarks.md", (SHARED,))
+    run(__doc__.splitlines()[0], "scripts/silicon.py", {"silicon": silicon}, (SHARED,))

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 from bound_tables import shifts
+from tables import show, write
 
 from dovetail.compile import Options, compile_graph, compile_model, prepare
 from dovetail.errors import DovetailError
@@ -162,13 +163,13 @@ class Row:
             for choice, own, real in zip(one.choices, one.estimated, one.cycles, strict=True):
                 print(f"    {own:>9,} {real:>9,} {own / real:.3f} {dict(choice)}", flush=True)
 
-    def line(self) -> str:
+    def cells(self) -> list[object]:
         """The row of the table."""
         orders = [one.correlation for one in self.layers if one.correlation is not None]
         order = f"{np.median(orders):.3f}, {min(orders):.3f}" if orders else ""
         both = distance([ratio for one in self.layers for ratio in one.ratios])
-        parts = (distance(self.networks), str(len(self.layers)), distance(self.defaults), both, order)
-        return f"| `{self.name}` | {' | '.join(parts)} | {self.looked / max(self.seconds, 1e-9):,.0f} |"
+        parts = (distance(self.networks), len(self.layers), distance(self.defaults), both, order)
+        return [self.name, *parts, round(self.looked / max(self.seconds, 1e-9))]
 
     def faults(self) -> Iterator[str]:
         """The limits that are not kept."""
@@ -212,16 +213,22 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=1000, help="layers of a network, evenly spread")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--layers", action="store_true", help="print every choice")
+    parser.add_argument("--write", action="store_true", help="write the table to docs/figures")
     given, faults = parser.parse_args(), list[str]()
     if not given.models:
         parser.error("no models: name some by --models, or have those of ../shared")
     of = "median, worst"
-    print(f"| target | networks: {of} | layers | defaults: {of} | all: {of} | Spearman: median, least | choices/s |")
-    print("| --- | --- | ---: | --- | --- | --- | ---: |", flush=True)
+    head = ["target", f"networks: {of}", "layers", f"defaults: {of}", f"all: {of}", "Spearman: median, least"]
+    rows: list[list[object]] = [[*head, "choices/s"]]
     for name in given.targets.split(","):
         row = row_of(name, given)
-        print(row.line(), flush=True)
+        rows.append(row.cells())
+        print(*rows[-1], sep=", ", file=sys.stderr, flush=True)
         faults += row.faults()
+    name = "tuning_model" if given.trials else "tuning_defaults"
+    show({name: rows})
+    if given.write:
+        write({name: rows}, f"python scripts/tuning_model.py --most {given.most} --trials {given.trials}")
     if faults:
         sys.exit("; ".join(faults))
 

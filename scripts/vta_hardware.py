@@ -1,4 +1,4 @@
-"""What public VTA hardware does with what Dovetail emits: prints the tables of docs/vta.md; --write puts them there.
+"""What public VTA hardware does with what Dovetail emits: prints tables; --write puts them into docs/figures.
 
     python scripts/vta_hardware.py [accuracy | launches ...] [--orders 20] [--write]
 
@@ -15,7 +15,7 @@ import argparse
 import importlib.util
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -23,10 +23,11 @@ from types import ModuleType
 import numpy as np
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PAGE = REPOSITORY / "docs" / "vta.md"
 MODELS = REPOSITORY.parent / "shared" / "models"
 STRICT = REPOSITORY.parent / "shared" / "hardware" / "vta_strict.py"
-sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
+sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests"), str(REPOSITORY / "scripts")]
+
+from tables import Rows, show, write  # noqa: E402
 
 from dovetail.codegen.emit.dump import dump  # noqa: E402
 from dovetail.compile import Compiled, Options, compile_graph, compile_model, sample_inputs  # noqa: E402
@@ -119,16 +120,18 @@ def with_logits(graph: Graph) -> Graph:
     return replace(graph, outputs=(*graph.outputs, *logits))
 
 
-def accuracy(_: int) -> str:
+def accuracy(_: int) -> Rows:
     """The table of decisions and logits."""
-    rows = [("network", "requantised by", "decisions as TFLM", "largest difference", "root mean square")]
+    rows: list[tuple[object, ...]] = [
+        ("network", "requantised by", "decisions as TFLM", "largest difference", "root mean square")
+    ]
     for name in CLASSIFIERS:
         for how, policy in ways().items():
             found = agreement(name, policy)
             cells = (f"{found.agreed} of {INPUTS}", f"{found.largest} steps", f"{found.mean:.2f} steps")
             rows.append((name, how, *cells))
             print(*rows[-1], sep=", ", flush=True)
-    return markdown(rows)
+    return rows
 
 
 def strict() -> ModuleType:
@@ -148,7 +151,7 @@ def replayed(judge: ModuleType, compiled: Compiled, name: str, orders: int) -> t
         return count, bool(judge.replay(path, HARDWARE.get(name, "hls"), orders))
 
 
-def launches(orders: int) -> str:
+def launches(orders: int) -> Rows:
     """The table of launches."""
     judge = strict()
     models = {name: network(name).read_bytes() for name in NETWORKS} | {"mobilenet_v1": zoo.build("mobilenet_v1")}
@@ -171,37 +174,24 @@ def launches(orders: int) -> str:
             counts.append(replayed(judge, compiled, "default", orders))
     right = all(each for _, each in counts)
     rows.append(("ResNet-18 C2 to C11", f"{sum(n for n, _ in counts)} {'right' if right else 'WRONG'}", *["-"] * 7))
-    return markdown(rows)
+    return rows
 
 
-def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """A table, its first row the head."""
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([lines[0], f"|{' --- |' * len(rows[0])}", *lines[1:]]) + "\n"
-
-
-SECTIONS: Mapping[str, Callable[[int], str]] = {"accuracy": accuracy, "launches": launches}
-
-
-def put(page: str, name: str, text: str) -> str:
-    """The page with a section between its marks replaced."""
-    begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
-    head, _, rest = page.partition(begin)
-    return head + begin + text + end + rest.partition(end)[2]
+SECTIONS: Mapping[str, Callable[[int], Rows]] = {"accuracy": accuracy, "launches": launches}
 
 
 def main() -> None:
-    """Print the sections asked for, or write them into the page."""
+    """Print the sections that the command line names; write them with --write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], help="which; all if not given")
     parser.add_argument("--orders", type=int, default=20, help="random orders that the tokens allow, per launch")
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     for name in given.sections or SECTIONS:
-        text = SECTIONS[name](given.orders)
-        print(text)
+        table = {f"vta_{name}": SECTIONS[name](given.orders)}
+        show(table)
         if given.write:
-            PAGE.write_text(put(PAGE.read_text(encoding="utf-8"), name, text), encoding="utf-8")
+            write(table, f"python scripts/vta_hardware.py {name}")
 
 
 if __name__ == "__main__":

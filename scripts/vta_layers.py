@@ -1,31 +1,31 @@
-"""Runs ResNet-18's convolutions on the VTA model and prints the tables of docs/vta.md; --write puts them there.
+"""Runs ResNet-18's convolutions on the VTA model: prints two tables, and writes them to docs/figures with --write.
 
-    python scripts/vta_layers.py [--write | --check]
+    python scripts/vta_layers.py [shift | bias] [--write]
 
 Each layer alone, by the default schedule, with every check of the device, its output compared with the integer graph.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 
 import numpy as np
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PAGE = REPOSITORY / "docs" / "vta.md"
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
+
+from tables import Rows, run  # noqa: E402
 
 from dovetail.targets.vta.config import VtaConfig  # noqa: E402
 from dovetail.targets.vta.executor import Execution  # noqa: E402
 from vta_layers import RESNET, case_of, default_tiling, graph_of, resnet_layer  # noqa: E402
 
 VARIANTS = {"shift": False, "bias": True}
-"""Section of the page -> whether the layer has a bias and rounding."""
-TITLES = {"shift": "Requantised by a shift, no bias", "bias": "With bias and rounding"}
+"""Section -> whether the layers have a bias and rounding."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,10 @@ class Row:
         return self.device.cycles / max(self.compute_bound, self.bus_bound)
 
     @property
-    def cells(self) -> tuple[str, ...]:
+    def cells(self) -> tuple[object, ...]:
         """The row as it is printed."""
         figures = (self.compute_bound, self.bus_bound, self.device.cycles)
-        return f"{self.name}: {self.text}", self.tile, *(f"{n:,}" for n in figures), f"{self.ratio:.3f}"
+        return f"{self.name}: {self.text}", self.tile, *figures, f"{self.ratio:.3f}"
 
 
 HEADER = ("layer", "tile", "compute bound", "bus bound", "cycles", "ratio")
@@ -104,40 +104,14 @@ def measure(name: str, bias: bool) -> Row:
     )
 
 
-def section(rows: list[Row], title: str) -> str:
-    """A table under its title."""
-    lines = [" | ".join(HEADER), " | ".join(["---"] * 2 + ["---:"] * (len(HEADER) - 2))]
-    lines += [" | ".join(row.cells) for row in rows]
-    return "\n".join([f"### {title}", "", *(f"| {line} |" for line in lines)]) + "\n"
-
-
-def parts(page: str, name: str) -> tuple[str, str, str]:
-    """What stands before, between and after the markers of a section."""
-    begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
-    before, rest = page.split(begin)
-    inside, after = rest.split(end, 1)
-    return before + begin, inside, end + after
-
-
-def main() -> None:
-    """Print the tables; write them to the page, or compare them with it."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    choice = parser.add_mutually_exclusive_group()
-    choice.add_argument("--write", action="store_true", help="put the tables into docs/vta.md")
-    choice.add_argument("--check", action="store_true", help="fail when docs/vta.md says something else")
-    arguments = parser.parse_args()
-    for name, bias in VARIANTS.items():
-        rows = [measure(layer, bias) for layer in RESNET]
-        if wrong := [row.name for row in rows if not row.exact]:
-            sys.exit(f"not equal to the integer graph: {', '.join(wrong)}")
-        text = section(rows, TITLES[name])
-        print(text, flush=True)
-        before, inside, after = parts(PAGE.read_text(encoding="utf-8"), name)
-        if arguments.write:
-            PAGE.write_text(before + text + after, encoding="utf-8")
-        if arguments.check and inside != text:
-            sys.exit(f"docs/vta.md differs in section '{name}'; run: python scripts/vta_layers.py --write")
+def section(name: str) -> dict[str, Rows]:
+    """The table of a variant; ends the program where an output differs from the integer graph."""
+    rows = [measure(layer, VARIANTS[name]) for layer in RESNET]
+    if wrong := [row.name for row in rows if not row.exact]:
+        sys.exit(f"not equal to the integer graph: {', '.join(wrong)}")
+    return {f"vta_{name}": [HEADER, *(row.cells for row in rows)]}
 
 
 if __name__ == "__main__":
-    main()
+    sections = {name: partial(section, name) for name in VARIANTS}
+    run((__doc__ or "").splitlines()[0], "scripts/vta_layers.py", sections)

@@ -52,13 +52,14 @@ def pytest_sessionfinish() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What texts in tests/golden are written anew with."""
-    parser.addoption("--update", action="store_true", help="write the texts in tests/golden anew")
+    """What files of results are written anew with."""
+    text = "write tests/golden, tests/cycles.csv and the figures that pages show anew, from what is found today"
+    parser.addoption("--update", action="store_true", help=text)
 
 
 @pytest.fixture
 def update(request: pytest.FixtureRequest) -> bool:
-    """Whether golden texts are written instead of compared."""
+    """Whether golden texts, budgets and figures are written instead of compared."""
     return bool(request.config.getoption("--update"))
 
 

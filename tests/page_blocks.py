@@ -8,6 +8,7 @@
 | `c` | compiled, `verilog` linted, `json`, `yaml`, `toml` parsed |
 | a comment `file: NAME` in the first line | written to that file; further blocks of the name are appended |
 
+A figure on a page may be 10 % off what is printed; `pytest tests/test_pages.py --update` writes today's figures.
 What stands above a block as an HTML comment is for these tests: `not run: REASON`, `status: 1` for commands that fail.
 """
 
@@ -80,24 +81,53 @@ def commands(text: str) -> list[str]:
     return [re.sub(r"\s+#\s.*$", "", line).strip() for line in lines if line.strip() and not line.startswith("#")]
 
 
-def differs(shown: str, printed: str) -> str:
-    """The first line of a page that was not printed where it is shown, or empty.
+NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?!\w)")
+"""A figure of its own; not the 4 of `conv_4`, nor the sizes of `int8[1x8x8x1]`."""
+NEAR = 0.1
+"""How far a figure on a page may be from the printed one, as a share of the larger: `--update` writes today's."""
 
-    Lines must follow each other as printed; `...` stands for any number of lines, `…` for any text in one.
+
+def today(shown: str, line: str, near: float = NEAR) -> str | None:
+    """A line of a page with today's figures; None where another text was printed, or a figure is too far off."""
+    figures = NUMBER.findall(shown)
+    pieces = [r"\s+".join(map(re.escape, re.split(r"\s+", text))) for text in re.split(f"{NUMBER.pattern}|…", shown)]
+    gaps = [".*" if gap == "…" else f"({NUMBER.pattern})" for gap in re.findall(f"{NUMBER.pattern}|…", shown)]
+    found = re.fullmatch("".join(part for pair in zip(pieces, [*gaps, ""], strict=True) for part in pair), line)
+    if found is None:
+        return None
+    pairs = [[float(text.replace(",", "")) for text in pair] for pair in zip(figures, found.groups(), strict=True)]
+    if any(abs(a - b) > near * max(a, b) for a, b in pairs):
+        return None
+    fresh = iter(found.groups())
+    return NUMBER.sub(lambda _: next(fresh), shown) if "…" in shown else line
+
+
+def renewed(shown: str, printed: str, near: float = NEAR) -> tuple[list[str], str]:
+    """The lines of a block with today's figures, and the first line that was not printed where it is shown, or empty.
+
+    Lines must follow each other as printed; `...` stands for any number of lines, `…` for any text in one. A figure may
+    be up to `near` off, so that pages need no new figures for each change of a cycle.
     """
     actual = [line.rstrip() for line in printed.splitlines()]
-    position, jump = 0, True
+    lines, position, jump = list[str](), 0, True
     for line in (line.rstrip() for line in shown.strip("\n").splitlines()):
         if line.strip() == "...":
             jump = True
+            lines.append(line)
             continue
-        wanted = re.compile(".*".join(map(re.escape, line.split("…"))))
         reach = range(position, len(actual) if jump else min(position + 1, len(actual)))
-        found = next((index for index in reach if wanted.fullmatch(actual[index])), None)
-        if found is None:
-            return line
-        position, jump = found + 1, False
-    return ""
+        fresh = ((index, today(line, actual[index], most)) for most in (0.0, near) for index in reach)
+        index, text = next(((index, text) for index, text in fresh if text is not None), (0, None))
+        if text is None:
+            return lines, line
+        lines.append(text)
+        position, jump = index + 1, False
+    return lines, ""
+
+
+def differs(shown: str, printed: str) -> str:
+    """The first line of a page that was not printed where it is shown, or empty."""
+    return renewed(shown, printed)[1]
 
 
 def assembled(found: list[Block]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from page_blocks import Block, commands, differs
+from page_blocks import NEAR, Block, commands, renewed
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHELL = set("|&;<>$`*")
@@ -32,6 +32,8 @@ class Runner:
     names: dict[str, Any] = field(default_factory=lambda: {"__name__": "page"})
     printed: str | None = None
     written: set[str] = field(default_factory=set)
+    update: Path | None = None
+    """The page, if its figures are to be written anew."""
 
     def try_block(self, block: Block) -> None:
         """Do with a block what its language asks for; AssertionError where the page is wrong."""
@@ -51,7 +53,9 @@ class Runner:
             self.written.add(block.file)
         elif block.language == "text":
             assert shown_after is not None, f"{block.place}: what printed this? Say why it is not executed"
-            missing = differs(block.text, shown_after)
+            lines, missing = renewed(block.text, shown_after, 1.0 if self.update else NEAR)  # exact lines come first
+            if self.update and not missing:
+                self.write(block, lines)
             assert not missing, f"{block.place}: not printed here:\n{missing}\nprinted was:\n{shown_after}"
             self.printed = shown_after
         elif block.language == "sh":
@@ -63,6 +67,13 @@ class Runner:
             self.printed = self.python(block)
         else:
             check_text(block, self.folder)
+
+    def write(self, block: Block, lines: list[str]) -> None:
+        """Put today's lines in the place of a block of the page."""
+        assert self.update is not None
+        page, begin = self.update.read_text(encoding="utf-8").splitlines(), block.line - 1
+        page[begin : begin + len(lines)] = lines
+        self.update.write_text("\n".join(page) + "\n", encoding="utf-8")
 
     def python(self, block: Block) -> str:
         """Execute a block of Python; what it printed."""

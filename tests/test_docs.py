@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tables import read
 
 from page_blocks import blocks
 
@@ -103,12 +104,24 @@ def test_named_files_exist(page: Path) -> None:
     assert [path for path in named if not (REPOSITORY / path).exists()] == []
 
 
-def test_benchmarks_were_written() -> None:
-    """Every section of the script has its table on the page."""
-    text = (REPOSITORY / "docs" / "benchmarks.md").read_text()
-    for section in script("benchmarks").SECTIONS:
-        inside = text.split(f"<!-- begin {section} -->\n")[1].split(f"<!-- end {section} -->")[0]
-        assert inside.startswith("### "), f"run: python scripts/benchmarks.py --write {section}"
+def test_every_table_of_figures_has_a_page_and_a_source() -> None:
+    """A page includes and links each table; the index says how it was measured."""
+    figures = REPOSITORY / "docs" / "figures"
+    known = {row[0]: row for row in read(figures / "figures.csv")[1:]}
+    assert known.keys() == {path.stem for path in figures.glob("*.csv")} - {"figures"}
+    shown: list[str] = []
+    for page in (REPOSITORY / "docs").rglob("*.md"):
+        text = page.read_text()
+        names = re.findall(r"^```{figures} (\w+)$", text, re.MULTILINE)
+        assert [name for name in names if f"figures/{name}.csv)" not in text] == [], page.name
+        shown += names
+    assert sorted(shown) == sorted(known)
+    for name, (_, measured, machine, command) in known.items():
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d", measured) and machine, name
+        script_name = command.split()[1]
+        assert command.startswith("python scripts/") and (REPOSITORY / script_name).is_file(), name
+        rows = read(figures / f"{name}.csv")
+        assert len(rows) > 1 and {len(row) for row in rows} == {len(rows[0])}, name
 
 
 def test_policies_are_as_near_to_the_exact_network_as_they_say() -> None:

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from cycle_budget import within_budget
 from dovetail.codegen.emit import write_project
 from dovetail.compile import Options, compile_model, sample_inputs
 from dovetail.errors import PlanError
@@ -59,7 +60,7 @@ def alone(network: str, isa: str) -> int:
 
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("name", TARGETS)
-def test_no_engine_makes_a_network_slower(name: str, network: str) -> None:
+def test_no_engine_makes_a_network_slower(name: str, network: str, update: bool) -> None:
     require_chip()
     target = TARGETS[name]
     if (name, network) in TOO_LARGE:
@@ -69,23 +70,7 @@ def test_no_engine_makes_a_network_slower(name: str, network: str) -> None:
     with_engines, without = cycles(network, target), alone(network, target.core.isa)
     print(f"{network} on {name}: {with_engines:,} cycles, on its core alone {without:,}")
     assert with_engines <= without
-
-
-MOST = {
-    ("macarray", "vww_mobilenetv1"): 600_000,
-    ("macarray", "ic_resnet8"): 480_000,
-    ("maeri", "vww_mobilenetv1"): 250_000,
-    ("maeri", "ic_resnet8"): 320_000,
-    ("maeri", "kws_dscnn"): 90_000,
-    ("maeri_sums", "vww_mobilenetv1"): 2_500_000,
-}
-
-
-@pytest.mark.parametrize(("name", "network"), MOST)
-def test_engines_have_what_they_wait_for(name: str, network: str) -> None:
-    """Cycles that whole networks may take at most: what a layer needs around its products costs little."""
-    require_chip()
-    assert cycles(network, TARGETS[name]) <= MOST[name, network]
+    within_budget(network, name, with_engines, update)
 
 
 def test_more_multipliers_are_felt() -> None:

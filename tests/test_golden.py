@@ -20,7 +20,9 @@ VARIANTS = {"riscv_small": ("riscv", "--optimize", "size"), "riscv_2_cores": ("r
 """More compiles: name -> target and options."""
 KERNELS = ("riscv", "riscv_small", "ne16")
 """Compiles whose kernels are kept, too."""
-FIGURES = ("cycles", "instructions", "macs", "memory", "sizes", "stack", "layers", "cores")
+FIGURES = ("macs", "memory", "sizes", "stack", "layers")
+MEASURED = ("bound", "cycles", "engine_cycles", "estimated", "waiting")
+"""Of a layer; tests/cycles.csv has a budget of cycles."""
 
 
 @pytest.fixture(scope="module")
@@ -66,4 +68,5 @@ def test_the_figures_of_a_report(target: str, digits: Path, tmp_path: Path, upda
     report = json.loads((tmp_path / "report.json").read_text())
     kept = {key: report[key] for key in FIGURES}
     assert kept.keys() == set(FIGURES)
+    kept["layers"] = [{key: layer[key] for key in layer.keys() - set(MEASURED)} for layer in kept["layers"]]
     held_to(f"{target}/report.json", json.dumps(kept, indent=1, sort_keys=True) + "\n", update)

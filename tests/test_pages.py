@@ -31,14 +31,14 @@ def name_of(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_blocks(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, update: bool) -> None:
     for module in needs(page):
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{page.name} needs the package '{module}'")
         if module == "pyopencl":
             require_device()
     monkeypatch.chdir(tmp_path)
-    runner = Runner(tmp_path)
+    runner = Runner(tmp_path, update=page if update else None)
     for block in blocks(page):
         runner.try_block(block)
 
@@ -129,7 +129,10 @@ def test_the_commands_of_the_readme_have_these_options() -> None:
         ("one 1,234\ntwo", ""),
         ("...\ntwo\n...", ""),
         ("one …\ntwo", ""),
-        ("one 1,235\ntwo", "one 1,235"),
+        ("one 1,235\ntwo", ""),
+        ("one   1,240\ntwo", ""),
+        ("one 1,400\ntwo", "one 1,400"),
+        ("one 1,234\ntwo 3", "two 3"),
         ("one 1,234\nthree", "three"),
         ("two\none 1,234", "one 1,234"),
         ("one 1,234\n...\none 1,234", "one 1,234"),
@@ -137,6 +140,20 @@ def test_the_commands_of_the_readme_have_these_options() -> None:
 )
 def test_what_is_shown_is_compared(shown: str, wrong: str) -> None:
     assert differs(shown, "one 1,234  \ntwo\nthree four\n") == wrong
+
+
+def test_figures_of_a_page_are_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the lines that are shown, and no more of the page."""
+    monkeypatch.chdir(tmp_path)
+    text = (
+        "About 900.\n\n```sh\necho conv_4 of 3: 1,234; echo more 17\n```\n\n```text\nconv_4 of 3: {}\nmore {}…\n```\n"
+    )
+    page = tmp_path / "page.md"
+    page.write_text(text.format(900, 2))
+    runner = Runner(tmp_path, update=page)
+    for block in blocks(page):
+        runner.try_block(block)
+    assert page.read_text() == text.format("1,234", 17)
 
 
 @pytest.mark.parametrize(

@@ -101,11 +101,11 @@ def test_what_was_found_is_kept_until_its_content_changes(tmp_path: Path, monkey
     assert KIT.looked_up(other, kept, True) == first and tried == ["diana:bias"]
     assert KIT.looked_up(other, kept, False).digest != first.digest and len(tried) == 2
     rows = {("diana", "bias"): (fault, first)}
-    assert not any("Measured" in line for line in KIT.table(rows))
+    assert list(KIT.outdated(rows)) == []
     old = {("diana", "bias"): (fault, replace(first, digest="", revision="abc1"))}
-    assert list(KIT.table(old))[-1].strip() == "Measured at revision abc1."
+    assert list(KIT.outdated(old))[-1] == "Measured at revision abc1."
     both = {**old, ("diana", "sign"): (FAULTS["diana sign"], KIT.looked_up(FAULTS["diana sign"], kept, False))}
-    assert list(KIT.table(both))[-1].strip() == "Measured at revision abc1: diana:bias."
+    assert list(KIT.outdated(both))[-1] == "Measured at revision abc1: diana:bias."
 
 
 def first_suspicion(fault: str, offload: str, simulator: str, folder: Path) -> str:

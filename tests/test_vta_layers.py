@@ -71,14 +71,6 @@ def test_resnet_layers_with_bias(name: str) -> None:
     assert found.ratio <= MOST_WITH_BIAS.get(name, 1.05)
 
 
-@pytest.mark.parametrize("section", ["shift", "bias"])
-def test_the_page_has_these_numbers(section: str) -> None:
-    page = (REPOSITORY / "docs" / "vta.md").read_text(encoding="utf-8")
-    rows = [row(name, script().VARIANTS[section]) for name in RESNET]
-    text = script().section(rows, script().TITLES[section])
-    assert script().parts(page, section)[1] == text, "run: python scripts/vta_layers.py --write"
-
-
 def test_the_page_lists_a_real_stream() -> None:
     graph = graph_of(Layer("conv", (6, 10), 16, 16, (3, 3), (1, 1), (1, 1, 1, 1)))
     lines = listing(case_of(graph, VtaTiling(3, 5, 1, False), VtaConfig()).stream, VtaConfig()).splitlines()[:11]
