@@ -42,12 +42,14 @@ PLAIN = (
     "docs/export.md",
     "docs/own_operators.md",
     "docs/quantisation.md",
+    "docs/report.md",
+    "docs/tuning.md",
 )
 """What people read first: there is no such sentence."""
 LONGEST = 30
 """Words of a sentence on these pages."""
-MOST = 36
-"""Sentences with such a form on all other pages together: as many as there are; one in 500 is the aim."""
+MOST = 0
+"""Sentences with such a form on all other pages together."""
 
 
 def sentences(page: Path) -> Iterator[tuple[int, str]]:
