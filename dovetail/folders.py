@@ -64,5 +64,5 @@ def write_files(files: Mapping[str, Contents], folder: Path, replace: bool = Fal
                     os.rename(Path(old, "old"), folder)
                 raise
     except OSError as error:
-        hint = "choose another folder with -o, or free space and give permission"
+        hint = "free space and give permission there, or choose another folder: with -o, or TMPDIR for one in that"
         raise BuildError(f"cannot write there: {error.strerror}", where=str(place), hint=hint) from None

@@ -101,8 +101,9 @@ def open_build(folder: Path, target: Target | None = None) -> ProjectBuild:
 
 
 def default_simulator(target: Target) -> str:
-    """The simulated chip, or where there is none, because the core is this computer, "host"."""
-    return instruction_set(target.core.isa).simulator
+    """The simulated chip; "host" where there is none: the core is this computer, or has Helium and not all alone."""
+    simulator = instruction_set(target.core.isa).simulator
+    return "host" if simulator == "qemu" and (target.engines or target.dmas or target.workers) else simulator
 
 
 def chip_simulator(target: Target) -> str:
@@ -338,8 +339,12 @@ def _run_qemu(
     from dovetail.sim.qemu import HARNESS, QemuSession
 
     target = build.target
-    if instruction_set(target.core.isa).simulator != "qemu" or target.engines or target.dmas or target.workers:
-        what = f"it runs a core with Helium alone, {target.name} has {target.core.isa} and what is beside it"
+    if default_simulator(target) != "qemu":
+        beside = [
+            *(one.name for one in (*target.engines, *target.dmas)),
+            *(f"core {n + 1}" for n in range(len(target.workers))),
+        ]
+        what = f"it runs one core with Helium, {target.name} has {', '.join([target.core.isa, *beside])}"
         raise DovetailError(what, where="simulator 'qemu'", hint=f"use --sim {default_simulator(target)}")
     sources = [HARNESS if Path(name).name == SIMULATION_MAIN else Path(name) for name in build.manifest.sources.target]
     macros = {**defines(build.manifest.model_prefix, target), "DOVETAIL_MARK_HOOK": None}

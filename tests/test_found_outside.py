@@ -113,3 +113,13 @@ def test_scalars_of_any_width_are_computed(op: str, kind: str, zero: int, tmp_pa
         r = DequantizeLinear (x, s, z) p = {op} (r, r) y = QuantizeLinear (p, t, z) }}"""
     model = network(tmp_path, kind, body)
     assert dovetail("compile", model, "-t", "riscv", "--check", "-o", tmp_path / "build") == 0
+
+
+def test_no_product_of_the_cores_instructions_fits(tmp_path: Path) -> None:
+    """Dilated taps lie too far apart for pairs: the plain kernel computes them."""
+    body = """(int8[1,7,1,9] x) => (int8[1,5,1,9] y) <float s = {0.01}, float t = {2.0}, int8 z = {0}> {
+        w = ConstantOfShape <value = int8[1] {3}> (shape) r = DequantizeLinear (x, s, z) k = DequantizeLinear (w, s, z)
+        p = Conv <pads = [1, 6, 1, 6], dilations = [1, 2]> (r, k) y = QuantizeLinear (p, t, z) }"""
+    model = network(tmp_path, "image", body.replace("> {", ", int64[4] shape = {5, 7, 3, 7}> {"))
+    assert dovetail("compile", model, "-t", "cortex_m0plus", "-o", tmp_path / "build") == 0
+    assert dovetail("run", tmp_path / "build", "--sim", "iss") == 0

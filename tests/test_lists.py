@@ -30,7 +30,7 @@ from dovetail.sim.command_list import LIST, WORDS
 from dovetail.sim.device import DeviceSpec, MemoryBus, MemoryRegion, make_device
 from dovetail.sim.launch_queue import QueueDevice
 from dovetail.target import CommandSet, Dma, Match, Offload, Target
-from dovetail.target.registry import _check_reach
+from dovetail.target.registry import _check_names
 from dovetail.targets import load_target
 from test_plan import Network, random_network
 
@@ -122,7 +122,7 @@ def variant(name: str) -> Target:
 @pytest.mark.parametrize("seed", [0, 2, 5, 9])
 def test_other_machines_with_lists(seed: int, name: str) -> None:
     target = variant(name)
-    _check_reach(target, name)
+    _check_names(target, name)
     try:
         made = compile_graph(adapt(random_network(seed), target.policies[0]), target, Options())
     except PlanError as error:
@@ -293,17 +293,17 @@ def test_core_and_engines_keep_to_the_memories_in_their_reach() -> None:
         with pytest.raises(ProgramError, match="does not reach"):
             verify(made.plan.program, replace(target, memories=less))
         with pytest.raises(TargetError, match="reached by 'nobody'"):
-            _check_reach(replace(target, memories=less), "here")
+            _check_names(replace(target, memories=less), "here")
     for memory, who in (("sram", "kestrel_dma"), ("sram", "kestrel"), ("flash", "kestrel"), ("ram", "core")):
         less = tuple(
             replace(m, reach=tuple(n for n in m.reach if n != who)) if m.name == memory else m for m in target.memories
         )
         with pytest.raises(TargetError, match=f"{who} must reach {memory}") as caught:
-            _check_reach(replace(target, memories=less), "here")
+            _check_names(replace(target, memories=less), "here")
         assert caught.value.hint
     engine = replace(target.engines[0], stream=None)
     with pytest.raises(TargetError, match="copies in lists"):
-        _check_reach(replace(target, engines=(engine,)), "here")
+        _check_names(replace(target, engines=(engine,)), "here")
 
 
 def test_constants_in_flash_are_read_in_place() -> None:

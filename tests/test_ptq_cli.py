@@ -129,3 +129,66 @@ def test_labels_out_of_range_are_refused(files: Path, tmp_path: Path, capsys: py
         np.savez(tmp_path / "t.npz", input=file["input"][:4], labels=np.array([1, 2, 10, 3]))
     assert dovetail("accuracy", files / "int4.onnx", "--data", tmp_path / "t.npz") == 1
     assert "label 10 of sample 2, the network has classes 0 to 9" in " ".join(capsys.readouterr().err.split())
+
+
+RBE = Path(__file__).parent / "rbe_port" / "rbe.py"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--activation-width", "input=int2", "--integer-ends"), "it has 4 bits, not 2: ONNX has no inputs of 2 bits"),
+        (("--activations", "int2", "--integer-ends"), "give --activation-width 'input=int4'"),
+        (("--activations", "int2", "--integer-ends", "--activation-width", "input=int4"), ""),
+        (("--activation-width", "input=int2"), ""),
+    ],
+)
+def test_an_activation_has_the_width_that_was_asked_for(
+    words: tuple[str, ...], said: str, files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = (files / "digits.onnx", "--data", files / "calibration.npz", "--target", RBE, "-o", tmp_path / "q.onnx")
+    assert dovetail("quantize", *given, *words) == int(bool(said))
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_activations_that_share_steps_are_named_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two that are joined have the steps of the whole, and so one width."""
+    text = """(float[1,2,6,6] x) => (float[1,4,6,6] y)
+        <float[2,2,1,1] w = {1, 0.5, 0.25, 1}, float[4,4,1,1] v = {VALUES}> {
+        a = Conv (x, w) b = Relu (x) c = Concat <axis = 1> (a, b) d = Conv (c, v) y = Mul (d, d) }""".replace(
+        "VALUES", ", ".join("1" * 16)
+    )
+    onnx.save(
+        onnx.helper.make_model(
+            onnx.parser.parse_graph(f"joined {text}"), opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8
+        ),
+        tmp_path / "joined.onnx",
+    )
+    np.savez(tmp_path / "data.npz", x=np.random.default_rng(0).random((8, 2, 6, 6)).astype(np.float32))
+    given = (tmp_path / "joined.onnx", "--data", tmp_path / "data.npz", "--target", RBE, "-o", tmp_path / "q.onnx")
+    assert dovetail("quantize", *given, "--activation-width", "b=int2") == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "activation 'b': it has 8 bits, not 2: it shares its steps with" in said and "name these int2, too" in said
+
+
+def test_a_search_counts_what_is_built(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Inputs of integers have 4 bits at least, and a core that does not pack holds each weight in a byte."""
+    given = (files / "digits.onnx", "--data", files / "calibration.npz", "--nearest", "-o", tmp_path / "q.onnx")
+    mixed = ("--activations", "mixed", "--budget", "bytes=4300", "--integer-ends")
+    assert dovetail("quantize", *given, "--target", RBE, *mixed) == 0
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("input "))
+    assert row.split("│")[5].strip() == "" and "int2" not in row, "no bytes of an input of 2 bits"
+    assert dovetail("quantize", *given, "--target", "riscv", "--weights", "mixed", "--budget", "bytes=2k") == 1
+    assert "the narrowest weights need 3,512" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("scale", [1, 255])
+def test_data_beyond_what_the_model_takes_are_said(
+    scale: int, files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with np.load(files / "test.npz") as file:
+        np.savez(tmp_path / "t.npz", input=file["input"][:8] * np.float32(scale), labels=file["labels"][:8])
+    json_file = tmp_path / "a.json"
+    assert dovetail("accuracy", files / "int4.onnx", "--data", tmp_path / "t.npz", "--json", json_file) == 0
+    said = "of the numbers of 'input' are beyond" in " ".join(capsys.readouterr().err.split())
+    assert said == (scale > 1) == bool(json.loads(json_file.read_text())["notes"])

@@ -129,7 +129,7 @@ def test_a_budget_of_bytes_is_kept_and_used(network: Graph) -> None:
 @pytest.mark.parametrize("budget", [Budget("loss", 10), Budget("sqnr", 20)])
 def test_a_budget_of_accuracy_is_kept_on_validation_data(network: Graph, budget: Budget) -> None:
     data, other = (Samples({"image": images(40, seed)}, None) for seed in (1, 2))
-    found = quantise_network(network, data, load_target("riscv"), Settings(budget=budget), other)
+    found = quantise_network(network, data, load_target("ne16"), Settings(budget=budget), other)
     wanted, got = (outputs_on(g, other.inputs, "scores") for g in (network, found.graph))
     assert set(found.widths.values()) != {8}
     if budget.kind == "loss":
@@ -153,15 +153,14 @@ def test_a_budget_of_cycles_is_kept_on_the_simulated_chip(network: Graph) -> Non
 
 
 @needs_iss
-@pytest.mark.parametrize("target", ["riscv", "ne16"])
 @pytest.mark.parametrize(
-    ("settings", "points"),
+    ("settings", "points", "target"),
     [
-        (Settings(bits=8, integer_ends=True), 0.5),
-        (Settings(bits=4, integer_ends=True), 1.5),
-        (Settings(budget=Budget("bytes", 1500), integer_ends=True), 3.0),
+        *((Settings(bits=8, integer_ends=True), 0.5, target) for target in ("riscv", "ne16")),
+        *((Settings(bits=4, integer_ends=True), 1.5, target) for target in ("riscv", "ne16")),
+        (Settings(budget=Budget("bytes", 1500), integer_ends=True), 3.0, "ne16"),  # which packs weights
     ],
-    ids=["int8", "int4", "mixed with int2"],
+    ids=["int8-riscv", "int8-ne16", "int4-riscv", "int4-ne16", "mixed with int2-ne16"],
 )
 def test_digits_keep_their_accuracy(settings: Settings, points: float, target: str, tmp_path: Path) -> None:
     """Of all images held back by the integer graph, which the firmware equals; it runs on the first of them."""

@@ -194,3 +194,66 @@ def test_images_of_bytes_and_what_decided_are_said(tmp_path: Path, capsys: pytes
         assert ("warning, assumed: 'input' gets whole numbers from 0 to 255" in capsys.readouterr().err) == said
     assert dovetail(*words, "--data", data, "--weights", "mixed", "--budget", "bytes=2k") == 0
     assert "chosen: the most predicted dB within the bytes" in capsys.readouterr().err
+
+
+def test_every_refused_operator_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx = pytest.importorskip("onnx")
+    body = "(float[1,4] x) => (float[1,4] y) <float[1,4] a, float[1,4] b> { a = Acosh (x) b = Det (a) y = Acosh (b) }"
+    graph = onnx.parser.parse_graph(f"two {body}")
+    opset = [onnx.helper.make_opsetid("", 17)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=8), tmp_path / "two.onnx")
+    said = refused(capsys, "compile", tmp_path / "two.onnx", "-t", "riscv", "--float", "-o", tmp_path / "build")
+    assert said.count("Acosh") == 2 and "two.onnx, Det 1 (b): the operator Det" in said, said
+
+
+def test_every_wrong_name_of_a_target_is_said(digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = """
+        from dataclasses import replace
+        from dovetail.targets import load_target
+        base = load_target("macarray")
+        engine = replace(base.engines[0], memory="L3", files={**base.engines[0].files, "own.c": PATH})
+        TARGET = replace(base, name="wrong", code="rom", engines=(engine,))
+        """
+    lines = "\n".join(line.strip() for line in text.splitlines()).replace("PATH", "__import__('pathlib').Path('own.c')")
+    (tmp_path / "wrong.py").write_text(lines)
+    said = refused(capsys, "compile", digits, "-t", tmp_path / "wrong.py", "-o", tmp_path / "build")
+    for part in (
+        "no memory 'rom' for the program",
+        "no memory 'L3' for the operands",
+        "has no file own.c",
+        "write own.c",
+    ):
+        assert part in said
+
+
+def test_the_advised_simulator_is_another(digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Several cores with Helium run on no simulated chip: by default on this computer, which the refusal names, too."""
+    build = tmp_path / "build"
+    assert dovetail("compile", digits, "-t", "cortex_m55", "--cores", "2", "-o", build) == 0
+    assert "cortex_m55 has cortex-m55+mve, core 1\n  what to do: use --sim host" in raw(
+        capsys, "run", build, "--sim", "qemu"
+    )
+    assert dovetail("run", build) == 0
+
+
+def raw(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
+    """What a command prints on stderr that fails."""
+    capsys.readouterr()
+    assert dovetail(*words) == 1
+    return capsys.readouterr().err
+
+
+def test_a_full_folder_for_temporary_files_is_said(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*words: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("dovetail.folders.os.rename", full)
+    said = refused(capsys, "compile", digits, "-t", "riscv", "-o", tmp_path / "build", "--anew")
+    assert "No space left on device" in said and "TMPDIR" in said and not (tmp_path / "build").exists()
+
+
+def test_a_sweep_without_a_result_fails(digits: Path, tmp_path: Path) -> None:
+    page = ("-o", tmp_path / "s.html", "--jobs", "1")
+    assert dovetail("sweep", digits, "-t", "ne16", "--set", "l1.size=64", *page) == 1

@@ -65,7 +65,9 @@ def _generated(scope: KernelScope) -> CoreKernel:
     for way in ways:
         bare = without_borders(scope)
         try:
-            writer = way.plan(bare).writer()
+            plan = way.plan(bare)
+            plan.offered()  # it raises where no instruction fits
+            writer = plan.writer()
         except UnsupportedRegion as refusal:
             notes = tuple(f"{one.name}: {refusal}" for one in scope.core.instructions) if way.explained else ()
             continue

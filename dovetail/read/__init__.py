@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-from dovetail.errors import ModelError, visible
+from dovetail.errors import DovetailError, ModelError, visible
 from dovetail.ir.graph import Graph
 from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.ir.operators.user import UserOperator
@@ -17,6 +19,9 @@ from dovetail.read.states import paired, tied, untied
 
 MAX_BYTES = 512 * 2**20
 """Largest model file read, in bytes."""
+
+MOST_LISTED = 10
+"""Most refused operators a message names beside the first."""
 
 KNOWN_FORMATS = "TensorFlow Lite (.tflite) and Keras (.keras, .h5), recognised by their content, and ONNX (.onnx)"
 
@@ -39,9 +44,31 @@ def load_model(
 
     Raises:
         ModelError: there is no such file, its format is unknown, it is damaged, or it says something
-            Dovetail cannot honour; the message names the file and the operator.
+            Dovetail cannot honour; the message names the file and every operator that is refused.
         MissingExtraError: it is a Keras file, and h5py is not installed.
     """
+    load = partial(_load_model, path, shapes, operators=operators, states=states)
+    try:
+        return load(tell=tell, faults=faults)
+    except ModelError as error:
+        refused: list[ModelError] = []
+        with suppress(DovetailError):
+            load(tell=silent, faults=refused)
+        others = list({one.what: f"\n  {one.where}: {one.what}" for one in refused if one.what != error.what}.values())
+        more = f"\n  and {len(others) - MOST_LISTED} more" if len(others) > MOST_LISTED else ""
+        error.what += "".join([*others[:MOST_LISTED], more])
+        raise
+
+
+def _load_model(
+    path: Path,
+    shapes: Mapping[str, Shape] | None,
+    tell: Tell,
+    operators: Sequence[type[UserOperator]],
+    states: Mapping[str, str] | None,
+    faults: list[ModelError] | None,
+) -> Graph:
+    """The same; raises at the first operator that is refused."""
     name = visible(path.stem)
     data, known = _read(path), (*installed_operators(tell), *operators)
     if data[4:8] == b"TFL3":

@@ -76,6 +76,14 @@ def advice(suits: Callable[[Target], bool]) -> str:
 
 
 def _check_names(target: Target, where: str) -> None:
+    """Raise TargetError with all that is wrong with its names, or else with what its units reach."""
+    if faults := [*_name_faults(target)] or [*_reach_faults(target)]:
+        what, hints = "; ".join(what for what, _ in faults), dict.fromkeys(hint for _, hint in faults)
+        raise TargetError(what, where=where, hint="; ".join(hints))
+
+
+def _name_faults(target: Target) -> Iterator[tuple[str, str]]:
+    """Each wrong name of a memory or file, and each wrong buffer, with a hint."""
     memories = [memory.name for memory in target.memories]
     named = [("the program", target.code), ("the values", target.values)]
     named += [(f"the operands of {engine.name}", engine.memory) for engine in target.engines]
@@ -83,47 +91,44 @@ def _check_names(target: Target, where: str) -> None:
     named += [(f"the buffer of {engine.name}", engine.buffer) for engine in target.engines if engine.buffer]
     for what, memory in named:
         if memory not in memories:
-            hint = f"the memories are {', '.join(memories)}"
-            raise TargetError(f"there is no memory '{memory}' for {what}", where=where, hint=hint)
-    _check_reach(target, where)
-    for engine in target.engines:
-        if engine.buffer and (engine.buffer in (engine.memory, target.values, target.code) or engine.joint):
-            what = f"the buffer of {engine.name} must be a memory of its own, of launches one after the other"
-            raise TargetError(what, where=where, hint="give Engine.buffer a Memory for nothing else, and no joint")
-        if loads := [one.name for one in engine.offloads if one.buffered and not engine.buffer]:
-            what = f"{', '.join(loads)} of {engine.name} load into a buffer, which it has not"
-            raise TargetError(what, where=where, hint="name a memory as Engine.buffer, or leave out Offload.buffered")
-        missing = [path for path in engine.files.values() if isinstance(path, Path) and not path.is_file()]
-        if missing:
-            hint = f"write {missing[0]}, or change `files` of the engine"
-            raise TargetError(f"the driver of {engine.name} has no file {missing[0].name}", where=where, hint=hint)
-
-
-def _check_reach(target: Target, where: str) -> None:
-    """Check that units reach the memories they need, and that names in `Memory.reach` exist."""
+            yield f"there is no memory '{memory}' for {what}", f"the memories are {', '.join(memories)}"
     known = ["core", *(engine.name for engine in target.engines), *(dma.name for dma in target.dmas)]
     for memory in target.memories:
         for name in memory.reach:
             if name not in known:
-                what = f"{memory.name} is reached by '{name}', which there is not"
-                raise TargetError(what, where=where, hint=f"name some of {', '.join(known)} in Memory.reach")
+                hint = f"name some of {', '.join(known)} in Memory.reach"
+                yield f"{memory.name} is reached by '{name}', which there is not", hint
+    for engine in target.engines:
+        if engine.buffer and (engine.buffer in (engine.memory, target.values, target.code) or engine.joint):
+            what = f"the buffer of {engine.name} must be a memory of its own, of launches one after the other"
+            yield what, "give Engine.buffer a Memory for nothing else, and no joint"
+        if loads := [one.name for one in engine.offloads if one.buffered and not engine.buffer]:
+            what = f"{', '.join(loads)} of {engine.name} load into a buffer, which it has not"
+            yield what, "name a memory as Engine.buffer, or leave out Offload.buffered"
+        for path in (path for path in engine.files.values() if isinstance(path, Path) and not path.is_file()):
+            yield (
+                f"the driver of {engine.name} has no file {path.name}",
+                f"write {path}, or change `files` of the engine",
+            )
+
+
+def _reach_faults(target: Target) -> Iterator[tuple[str, str]]:
+    """Each unit that does not reach a memory it needs, and each engine of which nobody takes or awaits lists."""
     needed = [("core", target.code, "it runs the program"), ("core", target.values, "it has inputs and outputs there")]
     for engine in (one for one in target.engines if one.device is not None):
         needed.append((engine.name, engine.memory, "its operands lie there"))
         needed.append((engine.name, engine.constants_memory, "it reads its constants there"))
         if engine.dma is not None and engine.stream is None:
-            hint = "give the Engine a stream= as well"
-            raise TargetError(
-                f"{engine.dma.name} copies in lists, and {engine.name} takes none", where=where, hint=hint
+            yield (
+                f"{engine.dma.name} copies in lists, and {engine.name} takes none",
+                "give the Engine a stream= as well",
             )
         if engine.stream is not None and not engine.wait:
-            hint = "give the Engine a wait= function"
-            raise TargetError(f"nobody waits for the lists of {engine.name}", where=where, hint=hint)
+            yield f"nobody waits for the lists of {engine.name}", "give the Engine a wait= function"
         carrier = target.dma_of(engine)
         who = carrier.name if carrier else "core"
         if engine.memory != target.values:
             needed += [(who, name, "it brings operands and results") for name in (engine.memory, target.values)]
     for who, name, why in needed:
         if not target.memory(name).is_reached_by(who):
-            hint = f'add "{who}" to the reach of {name}, or take another memory'
-            raise TargetError(f"{who} must reach {name}: {why}", where=where, hint=hint)
+            yield f"{who} must reach {name}: {why}", f'add "{who}" to the reach of {name}, or take another memory'

@@ -18,7 +18,7 @@ import numpy as np
 from dovetail.arrays import built
 from dovetail.errors import DovetailError, MissingExtraError
 from dovetail.files import TemporaryFolder
-from dovetail.guests.ptq.data import Samples, check_labels, read_samples
+from dovetail.guests.ptq.data import Samples, check_labels, cut_off, read_samples
 from dovetail.guests.ptq.execute import count_of, part_of, run
 from dovetail.guests.ptq.preparation import prepare, unquantised
 from dovetail.guests.ptq.search import Noise, top1
@@ -32,6 +32,7 @@ from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.rewrite import simplify
 from dovetail.ir.types import Array, DType
 from dovetail.legalize import adapt
+from dovetail.notes import Note
 from dovetail.operators import combined
 from dovetail.quantize import quantize
 from dovetail.read import load_model, own_rounding
@@ -75,6 +76,8 @@ class Accuracy:
     columns: tuple[Column, ...]
     layers: tuple[LayerNoise, ...] = field(default=())
     """In the network's order."""
+    notes: tuple[Note, ...] = ()
+    """On data that are not as the network's."""
 
     @property
     def worst(self) -> tuple[LayerNoise, ...]:
@@ -236,10 +239,11 @@ def accuracy_of(
     if target is not None:
         integer = adapt(integer, target.policy(None))
         firmware = partial(firmware_outputs, model, target, simulator or default_simulator(target), report=report)
-    factors = read_factors(model)
     if reference.states:
-        return compare_sequences(qdq, integer, reference, samples, report, firmware)
-    return compare(qdq, integer, reference, samples.inputs, samples.labels, factors, report, firmware)
+        found = compare_sequences(qdq, integer, reference, samples, report, firmware)
+    else:
+        found = compare(qdq, integer, reference, samples.inputs, samples.labels, read_factors(model), report, firmware)
+    return replace(found, notes=tuple(cut_off(samples, qdq)))
 
 
 def compare(

@@ -69,7 +69,9 @@ def calibrate(
     seen = observe(graph, data, points, settings.method is not Method.MINMAX, report)
     report("choosing ranges")
     bits = {} if settings.mixed_activations else activation_widths(graph, settings, wanted)
-    return CalibratedNetwork(graph, _steps(graph, seen, wanted, settings, bits), factors, wanted, settings, seen)
+    steps = _steps(graph, seen, wanted, settings, bits)
+    _check_narrowed(graph, steps, settings)
+    return CalibratedNetwork(graph, steps, factors, wanted, settings, seen)
 
 
 def shared_widths(graph: Graph) -> dict[str, tuple[str, ...]]:
@@ -103,6 +105,22 @@ def _check_widths(widths: Collection[int], taken: Sequence[int], noun: str, wher
         option = f"--{noun}-width" if noun == "activation" else "--width"
         hint = f"choose one of {texts} with --{noun}s or {option}"
         raise TargetError(f"it takes {noun}s of {texts} bits, not of {width}", where=where, hint=hint)
+
+
+def _check_narrowed(graph: Graph, steps: Mapping[str, TensorQuantisation], settings: Settings) -> None:
+    """Raise DovetailError where an activation has another width than the user gave it, or than all, for an input."""
+    groups = {name: group for group in shared_widths(graph).values() for name in group}
+    asked = {name: settings.activation_bits for name in graph.inputs if name in groups and settings.integer_ends}
+    for name, bits in {**asked, **settings.activation_widths}.items():
+        built, others = steps[name].dtype.bits, [one for one in groups.get(name, ()) if one != name]
+        if built == bits or settings.mixed_activations:
+            continue
+        why, hint = "it is a sum that keeps 16 bits", "leave it out of --activation-width"
+        if name in graph.inputs and settings.integer_ends:
+            why, hint = f"ONNX has no inputs of {bits} bits", f"give --activation-width '{name}=int4'"
+        elif others:
+            why, hint = f"it shares its steps with {', '.join(others)}", f"name these int{bits}, too"
+        raise DovetailError(f"it has {built} bits, not {bits}: {why}", where=f"activation '{name}'", hint=hint)
 
 
 def narrowable(graph: Graph) -> tuple[str, ...]:
@@ -149,6 +167,13 @@ def finds_two_bits(target: Target) -> bool:
     graph = builder.finish([builder.add(FullyConnected(), [x, weights])])
     adapted = (adapt(graph, policy) for policy in target.policies)
     return any(one.types[name].dtype is DType.INT2 for one in adapted for name in one.constants)
+
+
+def held_bits(target: Target, bits: int) -> int:
+    """Bits that weights of a width take on a target."""
+    wants = target.quantisation
+    narrow = 4 if bits == 2 and not (wants.ternary or finds_two_bits(target)) else bits
+    return narrow if wants.packed else 8
 
 
 def weight_widths(graph: Graph, settings: Settings, target: Target) -> dict[str, int]:

@@ -257,7 +257,10 @@ def accuracy(
         comparison = accuracy_of(model, data, images, target, float_model, sim, report, own.operators, own.states)
     if float_model is None:
         note("no --float-model: float is this model with float activations, its weights as they are quantised")
-    with beside_json(json_file, {"schema": 1, **asdict(comparison)}):
+    for one in comparison.notes:
+        tell(one)
+    notes = [one.to_json() for one in comparison.notes]
+    with beside_json(json_file, {"schema": 1, **asdict(comparison), "notes": notes}):
         _print_accuracy(comparison)
 
 

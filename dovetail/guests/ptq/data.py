@@ -15,6 +15,7 @@ from dovetail.files import MOST_BYTES, InputError, open_archive, read_npy
 from dovetail.guests.ptq.preparation import as_reals
 from dovetail.guests.ptq.settings import Preprocessing
 from dovetail.guests.ptq.steps import Data, StepsByValue, infinite
+from dovetail.ir.boundary import boundary, steps_of
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Array, Shape, TensorType
 from dovetail.notes import Kind, Note
@@ -120,6 +121,22 @@ def unscaled(samples: Samples, graph: Graph, how: Preprocessing) -> Iterator[Not
         if values.min() >= 0 and 127 < values.max() <= 255 and np.array_equal(values, np.rint(values)):
             what = f"'{name}' gets whole numbers from {values.min():.0f} to {values.max():.0f}, as they are in the data"
             yield Note(Kind.ASSUMED, f"{what}; if it was trained on 0 to 1, give --scale 0.00392157")
+
+
+def cut_off(samples: Samples, graph: Graph) -> Iterator[Note]:
+    """Notes on inputs of a quantised network of whose numbers more than 1 % are beyond what its integers reach."""
+    ends = {name: (one, graph.types[name].dtype) for name, one in boundary(graph).items() if name in samples.inputs}
+    for node in graph.nodes:
+        if node.inputs[0] in samples.inputs and (one := steps_of(graph, node)) is not None and node.operator.quantises:
+            ends[node.inputs[0]] = one, graph.types[node.output].dtype
+    for name, (one, dtype) in ends.items():
+        low, high = ((end - one.zero_point) * one.scale for end in (dtype.low, dtype.high))
+        share = float(np.mean(np.abs(samples.inputs[name] - (low + high) / 2) > (high - low) / 2 + one.scale))
+        if share > 0.01:
+            what = f"{share:.0%} of the numbers of '{name}' are beyond {low:.4g} to {high:.4g}, which the model takes"
+            yield Note(
+                Kind.ASSUMED, f"{what}, and are cut off; if they are not as in training, give --scale and --offset"
+            )
 
 
 def read_samples(path: Path, graph: Graph, how: Preprocessing, steps: StepsByValue | None = None) -> Samples:

@@ -12,6 +12,7 @@ from dovetail.guests.ptq.calibration import (
     CalibratedNetwork,
     calibrate,
     choose_layers,
+    held_bits,
     weight_widths,
 )
 from dovetail.guests.ptq.data import Samples
@@ -40,7 +41,7 @@ class QuantisedNetwork:
     widths: Mapping[str, int]
     """Bits of the weights by result of the layer."""
     weight_bytes: int
-    """Bytes of all weights, packed."""
+    """Bytes of all weights, as the target holds them."""
     search: WidthSearchResult | None
     """How the widths were found, where a budget was given."""
     activations: tuple[LayerCost, ...] = ()
@@ -84,8 +85,9 @@ def quantise_network(
     quantised = qdq_graph(calibrated.graph, scheme)
     rows = {name: [round(float(value), 9) for value in row] for name, row in calibrated.factors.items()}
     notes = {FACTORS: json.dumps(rows, sort_keys=True)} if rows else {}
+    held = {name: held_bits(target, bits) for name, bits in widths.items()}
     model, narrow = plain_onnx(quantised, notes), _narrow_activations(calibrated, data, report)
-    return QuantisedNetwork(quantised, model, widths, weight_bytes(graph, widths), outcome, narrow)
+    return QuantisedNetwork(quantised, model, widths, weight_bytes(graph, held), outcome, narrow)
 
 
 def _narrow_activations(calibrated: CalibratedNetwork, data: Data, report: Told) -> tuple[LayerCost, ...]:

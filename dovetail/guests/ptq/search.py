@@ -16,7 +16,7 @@ import numpy as np
 from dovetail.arrays import built
 from dovetail.errors import DovetailError
 from dovetail.files import TemporaryFolder
-from dovetail.guests.ptq.calibration import CalibratedNetwork, choose_layers, shared_widths
+from dovetail.guests.ptq.calibration import CalibratedNetwork, choose_layers, held_bits, shared_widths
 from dovetail.guests.ptq.data import Samples, check_labels
 from dovetail.guests.ptq.execute import Values, batches, compute, part_of, run, sampled, value_bytes
 from dovetail.guests.ptq.layers import LayerSettings, choose_weights, wanted_sums, weighted_layers
@@ -97,15 +97,15 @@ def decibel(noise: float) -> float:
 
 
 def weight_bytes(graph: Graph, widths: Mapping[str, int]) -> int:
-    """Bytes of all weights, those of each layer packed."""
+    """Bytes of the weights of layers, of so many bits each."""
     own = [node for node in weighted_layers(graph) if node.output in widths]
     return sum((graph.constants[node.inputs[1]].size * widths[node.output] + 7) // 8 for node in own)
 
 
-def byte_costs(graph: Graph, widths: Sequence[int]) -> dict[str, dict[int, float]]:
-    """Bytes of each layer's weights at each width."""
+def byte_costs(graph: Graph, widths: Mapping[int, int]) -> dict[str, dict[int, float]]:
+    """Bytes of each layer's weights at each width; `widths` has the bits each takes on the target."""
     names = [node.output for node in weighted_layers(graph)]
-    return {name: {bits: float(weight_bytes(graph, {name: bits})) for bits in widths} for name in names}
+    return {name: {bits: float(weight_bytes(graph, {name: held})) for bits, held in widths.items()} for name in names}
 
 
 def result_values(graph: Graph) -> tuple[str, ...]:
@@ -327,7 +327,7 @@ def search(
             raise DovetailError("cycles are not searched over widths of activations", where="--budget", hint=hint)
         (costs, base), unit = _cycle_costs(calibrated, data, target, report), "cycles"
     else:
-        costs, base, unit = byte_costs(graph, every), 0.0, "bytes"
+        costs, base, unit = byte_costs(graph, {bits: held_bits(target, bits) for bits in every}), 0.0, "bytes"
     layers = tuple(
         LayerCost(name, *({bits: of[name][bits] for bits in own} for of in (noise, costs)))
         for name, own in widths.items()
@@ -354,10 +354,10 @@ def activation_costs(
     values, costs = _every_value(graph, data) if groups else {}, []
     for number, (name, group) in enumerate(groups.items()):
         report(f"measuring sensitivity: activation {number + 1} of {len(groups)}")
-        changes = {bits: {one: own[one].rounded for one in group} for bits, own in steps.items()}
+        built = {own[group[0]].dtype.bits: own for own in steps.values()}  # which may not be as narrow
         elements = sum(graph.types[one].elements for one in group)
-        noise = {bits: _noise(graph, values, own) for bits, own in changes.items()}
-        costs.append(LayerCost(name, noise, {bits: float(-(-elements * bits // 8)) for bits in widths}))
+        noise = {bits: _noise(graph, values, {one: own[one].rounded for one in group}) for bits, own in built.items()}
+        costs.append(LayerCost(name, noise, {bits: float(-(-elements * bits // 8)) for bits in built}))
     return tuple(costs)
 
 
