@@ -1,4 +1,5 @@
-"""Writes docs/support.md: what each target's engines take and what Dovetail reads, from the code's own declarations."""
+"""Writes docs/support.md and its tables in docs/figures, from the code's own declarations: what engines take, and what
+Dovetail reads."""
 
 from __future__ import annotations
 
@@ -12,12 +13,14 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 PAGE = REPOSITORY / "docs" / "support.md"
 sys.path.insert(0, str(REPOSITORY))
 
+from tables import FIGURES, Rows, read, write  # noqa: E402
+
 from dovetail.ir.operators.base import Pointwise  # noqa: E402
 from dovetail.kernels.registry import FAMILIES, RULES  # noqa: E402
 from dovetail.operators import installed_operators  # noqa: E402
 from dovetail.read import keras, onnx, tflite  # noqa: E402
 from dovetail.read.keras import operations  # noqa: E402
-from dovetail.target import Engine, Target  # noqa: E402
+from dovetail.target import Target  # noqa: E402
 from dovetail.target.parts import PARTS, Microcontroller  # noqa: E402
 from dovetail.target.pattern import Apply, Leaf, Pattern  # noqa: E402
 from dovetail.targets import BUILT_IN, load_target  # noqa: E402
@@ -43,35 +46,54 @@ def ranges(numbers: list[int]) -> str:
     return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
 
 
-def engine_lines(target: Target, engine: Engine) -> list[str]:
-    """The patterns of an engine, those with equal limits in one row, and each limit once with its number."""
+def engine_lines(target: Target) -> list[str]:
+    """The names of a target's patterns, those with equal limits together, and each limit once with its number."""
     rows: dict[tuple[str, ...], list[str]] = {}
-    for offload in engine.offloads:
-        sentences = tuple(dict.fromkeys(constraint.sentence for constraint in offload.constraints))
-        rows.setdefault(sentences, []).append(f"{offload.name}: `{pattern_text(offload.pattern)}`")
+    for engine in target.engines:
+        of = f"`{engine.name}` " if len(target.engines) > 1 else ""
+        for offload in engine.offloads:
+            sentences = tuple(dict.fromkeys(constraint.sentence for constraint in offload.constraints))
+            rows.setdefault(sentences, []).append(of + offload.name)
     count = Counter(sentence for sentences in rows for sentence in sentences)
     known = {sentence: number for number, sentence in enumerate(sorted(count, key=lambda one: -count[one]), 1)}
-    title = f"## Engine `{engine.name}`" + (f" of `{target.name}`" if engine.name != target.name else "")
-    lines = [title, "", "| patterns | limits |", "|---|---|"]
-    lines += [
-        f"| {'<br>'.join(patterns)} | {ranges(sorted(known[sentence] for sentence in sentences))} |"
-        for sentences, patterns in rows.items()
+    taken = (
+        f"- {', '.join(names)}: {ranges(sorted(known[sentence] for sentence in sentences))}"
+        for sentences, names in rows.items()
+    )
+    limits = (f"{number}. {sentence}" for sentence, number in known.items())
+    return [f"### `{target.name}`", "", *taken, "", *limits, ""]
+
+
+def patterns() -> Rows:
+    """The table of every pattern."""
+    found = [
+        [target.name, engine.name, offload.name, f"`{pattern_text(offload.pattern)}`"]
+        for target in map(load_target, BUILT_IN)
+        for engine in target.engines
+        for offload in engine.offloads
     ]
-    return [*lines, "", *(f"{number}. {sentence}" for sentence, number in known.items()), ""]
+    return [["target", "engine", "pattern", "operators"], *found]
 
 
 def policies(target: Target) -> str:
     """What `--requant` may be for a target; nothing where the core's way is the only one."""
     only = len(target.policies) == 1 and not target.engines
-    return "" if only else "<br>".join(f"`{policy.name}`: {policy.sentence}" for policy in target.policies)
+    return "" if only else "".join(f"; `{policy.name}`: {policy.sentence}" for policy in target.policies)
 
 
 def target_lines(targets: Sequence[Target]) -> list[str]:
-    """A table of targets with their memories and policies, and then the engines."""
-    lines = ["## Targets", "", "| target | what it is | `--requant`, the default first |", "|---|---|---|"]
-    lines += [f"| `{target.name}` | {target.sentence} | {policies(target)} |" for target in targets]
+    """A list of targets with their memories and policies, and then the engines."""
+    lines = ["## Targets", "", "Each with its `--requant` policies, the default first:", ""]
+    lines += [f"- `{target.name}`: {target.sentence}{policies(target)}" for target in targets]
     lines += ["", "Every core requantises as TensorFlow Lite Micro does.", ""]
-    return [*lines, *(line for target in targets for engine in target.engines for line in engine_lines(target, engine))]
+    return [
+        *lines,
+        "## Engines",
+        "",
+        ENGINES_TEXT,
+        "",
+        *(line for one in targets if one.engines for line in engine_lines(one)),
+    ]
 
 
 def listed(names: Iterable[str]) -> str:
@@ -129,19 +151,18 @@ def keras_lines() -> list[str]:
     ]
 
 
-def part_lines() -> list[str]:
-    """Microcontrollers, and where what is said of their memories is from."""
-    rows = [
-        f"| `{name}` | {part.name} | `{part.core}` | {part.flash[1] >> 10:,} KiB at {part.flash[0]:#x} "
-        f"| {part.ram[1] >> 10:,} KiB at {part.ram[0]:#x} | {_reads(part)} | {part.source} |"
+def parts() -> Rows:
+    """The table of microcontrollers, and where what is said of their memories is from."""
+    head = ["--part", "part", "target with its core", "flash", "RAM", "reads of the flash", "documents, clock"]
+    found = [
+        [name, part.name, part.core, *(_memory(*place) for place in (part.flash, part.ram)), _reads(part), part.source]
         for name, part in PARTS.items()
     ]
-    head = ["| `--part` | part | target with its core | flash | RAM | reads of the flash | documents, clock |"]
-    said = (
-        "Reads of the flash: cycles a core waits, for so many bytes, and the caches before it; empty where they do not "
-    )
-    said += "wait, or no document says how long (`dovetail/target/parts.toml`)."
-    return ["## Microcontrollers", "", said, "", *head, "|---|---|---|---|---|---|---|", *rows, ""]
+    return [head, *found]
+
+
+def _memory(base: int, size: int) -> str:
+    return f"{size >> 10:,} KiB at {base:#x}"
 
 
 def _reads(part: Microcontroller) -> str:
@@ -153,21 +174,38 @@ def _reads(part: Microcontroller) -> str:
     return "; ".join((f"{part.reads['waits']}, {part.reads['width']} bytes", *ahead, *caches))
 
 
-def exporter_lines() -> list[str]:
-    """Files of today's exporters, and how near the graph of each is to its own runtime."""
+def exporters() -> Rows:
+    """The table of files of today's exporters, and how near the graph of each is to its own runtime."""
     entries = json.loads((REPOSITORY / "tests" / "data" / "exporters" / "exporters.json").read_text())
     tools: dict[tuple[str, str], dict[str, list[str]]] = {}
     for name, entry in sorted(entries.items()):
         tools.setdefault((entry["tool"], entry["version"]), {}).setdefault(entry["bits"], []).append(name)
-    said = (
-        f"Small networks that {len(tools)} tools wrote (`scripts/exporters.py`), each compared with its own runtime "
-        "over random inputs. All are read, and compile with `--float` where they are float."
-    )
     rows = []
     for (tool, version), found in sorted(tools.items()):
-        files = "; ".join(f"{listed(names)}: {bits}" for bits, names in found.items())
-        rows.append(f"| {tool} | {version.rsplit(' ', 1)[-1]} | {files} |")
-    return ["## Exporters", "", said, "", "| tool | version | files beside their runtime |", "|---|---|---|", *rows, ""]
+        files = "; ".join(f"{', '.join(sorted(names))}: {bits}" for bits, names in found.items())
+        rows.append([tool, version.rsplit(" ", 1)[-1], files])
+    return [["tool", "version", "files beside their runtime"], *rows]
+
+
+def included(name: str) -> list[str]:
+    """Lines that include a table of docs/figures."""
+    return [f"[figures/{name}.csv](figures/{name}.csv)", "", f"```{{figures}} {name}", "```", ""]
+
+
+TABLES = {"patterns": patterns, "parts": parts, "exporters": exporters}
+"""Tables of docs/figures that the page includes."""
+ENGINES_TEXT = (
+    "An engine takes a layer that matches one of its patterns, the first preferred. Beside each are the numbers "
+    "of their limits."
+)
+PARTS_TEXT = (
+    "Reads of the flash: the cycles that a core waits for so many bytes, and the caches. It is empty if the core does "
+    "not wait, or if no document says how long (`dovetail/target/parts.toml`)."
+)
+EXPORTERS_TEXT = (
+    "Small networks by these tools (`scripts/exporters.py`), each compared with its own runtime over random inputs. "
+    "Dovetail reads all of them; float networks compile with `--float`."
+)
 
 
 def page() -> str:
@@ -177,17 +215,26 @@ def page() -> str:
         "",
         "Written by `python scripts/support_tables.py` from the declarations in the code. Do not edit.",
         "",
-        "An engine takes a layer that matches one of its patterns, the first preferred, within the limits with the "
-        "numbers beside it. `*` marks an operand known at compile time, `[...]` an operator that may be absent. "
-        "`dovetail explain MODEL --target TARGET` prints the limits that a layer fails.",
+        "Example: `dovetail explain MODEL --target ne16` names the engine of each layer, or the limits that it fails.",
         "",
-        "An operator that is read runs in a quantised network, or in a float one with `--float`.",
+        "Every operator below runs in a quantised network, or in a float network with `--float`.",
         "",
     ]
     lines += target_lines([load_target(name) for name in BUILT_IN])
-    lines += part_lines()
-    return "\n".join([*lines, *core_lines(), *keras_lines(), *exporter_lines()]).rstrip() + "\n"
+    lines += ["### Patterns", "", "`*` marks an operand known at compile time, `[...]` an optional operator.", ""]
+    lines += included("patterns")
+    lines += ["## Microcontrollers", "", PARTS_TEXT, "", *included("parts")]
+    lines += [*core_lines(), *keras_lines(), "## Exporters", "", EXPORTERS_TEXT, "", *included("exporters")]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def outdated() -> dict[str, Rows]:
+    """The tables whose files are not what the code says today."""
+    made = {name: [[str(cell) for cell in row] for row in make()] for name, make in TABLES.items()}
+    paths = {name: FIGURES / f"{name}.csv" for name in made}
+    return {name: rows for name, rows in made.items() if not paths[name].is_file() or read(paths[name]) != rows}
 
 
 if __name__ == "__main__":
     PAGE.write_text(page())
+    write(outdated(), "python scripts/support_tables.py")
