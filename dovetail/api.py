@@ -26,6 +26,7 @@ from dovetail.arrays import checked, seeded_inputs
 from dovetail.codegen.emit.project import write_project
 from dovetail.codegen.manifest import BuildPort
 from dovetail.compile import compile_model
+from dovetail.documented import document
 from dovetail.errors import DovetailError
 from dovetail.files import TemporaryFolder
 from dovetail.ir.boundary import Steps
@@ -52,9 +53,11 @@ class Port:
     """An input or an output of a network."""
 
     name: str
-    """The model's tensor."""
+    """Name of the model's tensor."""
     shape: tuple[int, ...]
+    """Size of each axis."""
     dtype: DType
+    """Element type."""
     steps: Steps | None
     """Scale and zero point of its integers; None where they are no numbers with one scale."""
 
@@ -94,6 +97,7 @@ class Build:
     """A C project on disk, and the machine it was made for."""
 
     folder: Path
+    """Folder of the C project."""
     notes: tuple[Note, ...]
     """Notes: assumed, approximate, left out, widened, not used, or slower for want of memory."""
     _build: running.ProjectBuild = field(repr=False)
@@ -102,17 +106,17 @@ class Build:
 
     @property
     def target(self) -> Target:
-        """The machine."""
+        """The target, as a machine."""
         return self._build.target
 
     @property
     def inputs(self) -> tuple[Port, ...]:
-        """In the order of the header."""
+        """Inputs of the network, in the order of the header."""
         return _ports(self._build.manifest.inputs)
 
     @property
     def outputs(self) -> tuple[Port, ...]:
-        """In the order of the header."""
+        """Outputs of the network, in the order of the header."""
         return _ports(self._build.manifest.outputs)
 
     def quantize(self, name: str, reals: ArrayLike) -> Array:
@@ -129,7 +133,12 @@ class Build:
         return steps.quantize(_array(reals, name, np.float32), port.dtype)
 
     def dequantize(self, name: str, integers: ArrayLike) -> Array:
-        """The real numbers, float32, that integers of an output (or input) stand for; errors as `quantize`."""
+        """The real numbers, float32, of an output's or input's integers; errors as `quantize`.
+
+        Args:
+            name: name of the output or input.
+            values: its integers.
+        """
         port, steps = self._scaled(name)
         return steps.dequantize(_array(integers, name, port.dtype.numpy))
 
@@ -269,3 +278,6 @@ def _array(values: ArrayLike, name: str, dtype: Any = None) -> Array:
     except (ValueError, TypeError) as error:
         hint = "give a numpy array of numbers"
         raise DovetailError(f"these values make no array: {error}", where=name, hint=hint) from None
+
+
+document(__name__)

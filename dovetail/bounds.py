@@ -19,6 +19,7 @@ from itertools import product
 import numpy as np
 
 from dovetail.codegen.manifest import LayerEntry, OperatorWork
+from dovetail.documented import document
 from dovetail.ir.types import Array
 from dovetail.kernels.scheduled.knobs import block_of, extents, is_product
 from dovetail.program.ir import CORE
@@ -38,8 +39,9 @@ class Bound:
     """The least cycles of some work and what sets them."""
 
     cycles: float
+    """Least number of cycles."""
     by: str
-    """As a sentence; empty where nothing is known."""
+    """Reason for the bound, as a sentence; empty if nothing is known."""
 
 
 NOTHING = Bound(0, "")
@@ -62,8 +64,8 @@ def _word(core: Core) -> float:
 
 
 def core_cycles(cores: Sequence[Core], products: float, nbytes: float) -> float:
-    """Fewest cycles of so many products, and of so many bytes that are loaded or stored: before or behind them, on
-    cores with vectors beside them."""
+    """Fewest cycles of a core for some products and for some bytes that are loaded or stored. Loads and products
+    take turns; on cores with vectors they overlap."""
     parts = products * core_product(cores), nbytes / 4 * core_word(cores)
     return max(parts) if any(core.vectors for core in cores) else sum(parts)
 
@@ -161,3 +163,6 @@ def _by(unit: str, target: Target) -> str:
     if unit in {engine.name for engine in target.engines}:
         return f"products on {unit}"
     return f"weights, inputs and outputs through {unit}"
+
+
+document(__name__)

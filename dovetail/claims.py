@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dovetail.codegen.plan_file import PLAN, PlanFile, read_plan
+from dovetail.documented import document
 from dovetail.kernels import Optimize
 from dovetail.notes import Kind, Note
 from dovetail.program.ir import CORE
@@ -27,19 +28,23 @@ class Claim:
     """Cycles of a unit for a layer of the model."""
 
     layer: str
+    """Name of the layer."""
     unit: str
     """An engine, a DMA, or "core"."""
     declared: int
+    """Cycles that the target file declares."""
     taken: int
+    """Cycles that the simulation took."""
     instead: int
     """Cycles the core would take for a layer on an engine, by estimate; 0 for other layers."""
     is_off: bool
+    """Whether the two differ by more than is allowed."""
     is_loss: bool
     """Whether the unit took longer than the core would have taken for the layer, by more than a claim may be off."""
 
     @property
     def sentence(self) -> str:
-        """Both figures, and the core's where that is less than what was taken."""
+        """A sentence with both figures, and with the core's if they are lower than those taken."""
         text = f"{self.unit} {self.layer}: declared {_short(self.declared)}, took {_short(self.taken)}"
         return f"{text}; the core takes {_short(self.instead)}" if 0 < self.instead < self.taken else text
 
@@ -173,3 +178,6 @@ def notes(result: RunResult) -> tuple[Note, ...]:
             "DMAs show other transfers than the build's plan has: their cycles are not compared with those declared"
         )
     return tuple(Note(Kind.FIGURES, sentence) for sentence in found)
+
+
+document(__name__)

@@ -21,6 +21,7 @@ from dovetail.codegen.emit.unit import CODE_RESERVE, StackNeed, differs
 from dovetail.codegen.emit.weights import Weights
 from dovetail.codegen.manifest import OperatorWork
 from dovetail.codegen.plan_file import PLAN
+from dovetail.documented import document
 from dovetail.errors import BuildError, MissingExtraError, ModelError, PlanError, TargetError, TileError
 from dovetail.fields import changed, settings_of
 from dovetail.files import TemporaryFolder
@@ -71,9 +72,13 @@ class Compiled:
     graph: Graph
     """The integer graph as the target computes it, relayouts included."""
     regions: tuple[LaidRegion, ...]
+    """Regions of the graph, with the layouts of their values."""
     plan: Plan
+    """Program with addresses."""
     unit: Unit
+    """Parts of the C source."""
     project: Project
+    """Files of the C project."""
     striped: StripedNetwork | None = None
     """The segments computed in stripes to fit the memory budget; None where none was needed."""
     pipeline: Pipeline | None = None
@@ -99,14 +104,13 @@ def machine(target: Target, options: Options) -> tuple[Target, Options]:
 
 
 def rounding_of(model: Path | None, target: Target, options: Options) -> Rounding:
-    """The rounding of a model's own requantisations; of TFLite Micro where there is no file.
-    Raises TargetError for a policy the target does not have."""
+    """The rounding of a model's own requantisations; raises TargetError if the target does not have the policy."""
     of_format = own_rounding(model) if model else Rounding.DOUBLE
     return Rounding(options.rounding or policy_of(target, options).rounding or of_format)
 
 
 def prepare(model: Path, target: Target, options: Options, progress: Progress = lambda text: None) -> Graph:
-    """From the model file to the integer graph the target computes."""
+    """Read a model file and make it the integer graph that the target computes."""
     return _prepared(model, target, options, progress).graph
 
 
@@ -230,7 +234,7 @@ def _say_float_ends(graph: Graph, options: Options) -> None:
 
 
 def compile_model(model: Path, target: Target, options: Options, progress: Progress = lambda text: None) -> Compiled:
-    """From the model file to the project, verified and interpreted on the way.
+    """Compile a model file to a C project, which is verified and interpreted on the way.
 
     Raises:
         DovetailError: the model, the target or the memories do not allow it; says what, where and what to do.
@@ -291,7 +295,7 @@ def compile_graph(
     steps: Mapping[str, Steps] | None = None,
     work: Sequence[OperatorWork] = (),
 ) -> Compiled:
-    """From the integer graph a target computes to the project.
+    """Compile the integer graph that a target computes to a C project.
 
     Args:
         graph: what `prepare` gives, or a part of it as a network of its own.
@@ -403,8 +407,7 @@ class _CompileRequest:
 def _within_budget(
     graph: Graph, regions: tuple[Region, ...], request: _CompileRequest
 ) -> tuple[_ProgramPlan, StripedNetwork | None]:
-    """The stages from a partition to a program; in stripes, where its activations are above the memory budget, or
-    above what the memory of values of a core alone has room for."""
+    """The stages from a partition to a program; in stripes if the activations do not fit memory or budget."""
     target, budget = request.target, request.options.memory_budget
     striping = Striping(graph, target, regions) if budget is not None else None
     limit = None if budget is None else StripeLimit(budget, _stacks(target), f"the memory budget of {budget}")
@@ -454,8 +457,7 @@ def _plan_regions(
     request: _CompileRequest,
     refused: Mapping[str, str] = MappingProxyType({}),
 ) -> _ProgramPlan:
-    """The stages behind partitioning; one layer after the other where memory does not hold several. A layer that an
-    engine computes in no tiles is computed elsewhere: `refused` says of which that was found, and why."""
+    """The stages after partitioning; `refused` says which layers an engine computes in no tiles, and why."""
     chosen = choose(regions, request.choices, request.target)
     chosen = with_narrow_weights(chosen, request.target, reserved(graph, request.target))
     request.progress("placing")
@@ -526,8 +528,7 @@ class _ProgramPlan:
 
 
 def _step(graph: Graph, target: Target, options: Options, check: bool) -> tuple[Graph, Pipeline | None]:
-    """One step of a pipeline and its stages, compared with the network if `check`; the network where there is to be
-    none."""
+    """One step of a pipeline and its stages, compared with the network if `check`; otherwise the network."""
     check_cores(target)
     if not options.pipeline:
         return graph, None
@@ -578,8 +579,7 @@ def policy_of(target: Target, options: Options) -> Policy:
 
 
 def reserved(graph: Graph, target: Target) -> dict[str, int]:
-    """Bytes of each memory that constants, code, stacks and the own room of kernels and libraries take, by the name of
-    the memory."""
+    """Bytes that constants, code, stacks, kernels and libraries take in each memory, by its name."""
     states = (array for array in graph.states if differs(array))
     constants = sum(array.nbytes for array in (*graph.constants.values(), *states))
     types = graph.types
@@ -595,3 +595,6 @@ def _stacks(target: Target) -> int:
     """Bytes of the memory of values that the stacks of the cores take, as the linker lays them out."""
     of_chip = not instruction_set(target.core.isa).is_host
     return sum(-(-core.stack // STACK_ALIGNMENT) * STACK_ALIGNMENT for core in target.cores) if of_chip else 0
+
+
+document(__name__)

@@ -11,6 +11,7 @@ from dovetail import kernels
 from dovetail.codegen.emit.manifest import kernels_compared
 from dovetail.codegen.emit.plan_file import why_not_offloaded
 from dovetail.compile import Options, compile_graph, machine, prepare
+from dovetail.documented import document
 from dovetail.ir.graph import Graph
 from dovetail.kernels import core_traits
 from dovetail.names import names
@@ -30,16 +31,23 @@ class PlacementReport:
     """A network that has been placed."""
 
     graph: Graph
+    """Graph that is placed."""
     target: Target
+    """Target it is placed on."""
     options: Options
+    """Options of the compilation."""
     regions: Sequence[Region]
+    """Regions of the graph, in order."""
     assignment: Assignment
+    """Unit and time of each region."""
     striped: StripedNetwork | None = None
+    """Stripes of the network; None if layers are computed whole."""
     pipeline: Pipeline | None = None
+    """Stages of the network; None without `--pipeline`."""
     program: Program | None = None
     """The program of several cores; None for one."""
     side: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Region name -> names of the regions it is computed side by side with."""
+    """Names of the regions that are computed side by side with a region, by its name."""
 
     def rows(self) -> list[dict[str, Any]]:
         """Per layer: what computes it, its candidates, and the sentences that say why, as plain values."""
@@ -69,7 +77,7 @@ class PlacementReport:
         return rows
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as plain values."""
+        """The report as plain values."""
         target, options = self.target, self.options
         policy = target.policy(options.policy)
         found = {"schema": 1, "model": self.graph.name, "target": target.name, "policy": policy.name}
@@ -116,3 +124,5 @@ def _core_shares(program: Program) -> list[dict[str, float]]:
 
 if not TYPE_CHECKING:
     __getattr__ = names(__name__, Explained="PlacementReport")
+
+document(__name__)

@@ -14,6 +14,7 @@ from itertools import product
 from math import prod
 from typing import Any
 
+from dovetail.documented import document
 from dovetail.errors import DovetailError, TargetError
 from dovetail.target.description import Recipe, Target, with_cores
 
@@ -46,14 +47,14 @@ _MULTIPLES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One number of a target."""
+    """A number of a target that `--set` may change."""
 
     name: str
-    """As it is given to `--set`."""
+    """Name for `--set`."""
     present: Value
-    """Its value in the target as it is."""
+    """Value in the target as it is."""
     about: str
-    """Its meaning; empty where its name says it."""
+    """Meaning of the number; empty if the name says it."""
     apply: Callable[[Target, Value], Target] | None = None
     """The target with another value; raises DovetailError where there is no such target. None for `config`."""
     config: str = ""
@@ -61,7 +62,7 @@ class Field:
 
 
 def fields_of(target: Target) -> dict[str, Field]:
-    """Everything that may be set, by name, in the order it is to be set in."""
+    """The numbers of a target that may be set, by name, in the order of setting."""
     found = _recipe_fields(target.recipe) if target.recipe is not None else []
     for number, memory in enumerate(target.memories):
         own = ("memories", number)
@@ -94,8 +95,8 @@ def changed(target: Target, settings: Mapping[str, Value]) -> Target:
 
 
 def settings_of(target: Target, texts: Sequence[str]) -> dict[str, Value]:
-    """One value for each of some fields, from the texts of `--set` ("NAME=VALUE").
-    Raises DovetailError where one is not of this form or names no field."""
+    """The values that texts of `--set` ("NAME=VALUE") give; raises DovetailError if a text is not of this form, or
+    names no field."""
     axes = axes_of(target, texts) if texts else ()
     for axis in axes:
         if len(axis.values) > 1:
@@ -222,7 +223,9 @@ class Axis:
     """A field and the values it takes."""
 
     field: Field
+    """Number that varies."""
     values: tuple[Value, ...]
+    """Values of the number, in order."""
 
 
 def axes_of(target: Target, texts: Sequence[str]) -> tuple[Axis, ...]:
@@ -260,3 +263,6 @@ def points(axes: Sequence[Axis]) -> list[Mapping[str, Value]]:
     """Every combination, the last field changing fastest."""
     names = [axis.field.name for axis in axes]
     return [dict(zip(names, values, strict=True)) for values in product(*(axis.values for axis in axes))]
+
+
+document(__name__)

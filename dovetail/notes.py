@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from dovetail.documented import document
 from dovetail.errors import ModelError
 
 
@@ -34,15 +35,16 @@ class Kind(StrEnum):
 
     @property
     def level(self) -> str:
-        """warning where results may be others than meant, else note."""
+        """Severity: "warning" if results may be wrong, otherwise "note"."""
         return "warning" if self in (Kind.ASSUMED, Kind.APPROXIMATE, Kind.LEFT_OUT) else "note"
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One thing a user is told."""
+    """A remark of the compiler for its user."""
 
     kind: Kind
+    """Kind of the remark."""
     text: str
     """A sentence that begins with the place, if there is one."""
 
@@ -50,7 +52,7 @@ class Note:
         return f"{self.kind.level}, {self.kind}: {self.text}"
 
     def to_json(self) -> dict[str, str]:
-        """Plain values."""
+        """The remark as plain values."""
         return {"level": self.kind.level, "kind": self.kind.value, "text": self.text}
 
 
@@ -67,3 +69,6 @@ def check_strict(notes: Sequence[Note], where: str) -> None:
         said = "; ".join(f"{note.kind}: {note.text}" for note in warnings)
         hint = "correct their causes, or leave --strict out"
         raise ModelError(f"--strict takes no warnings: {said}", where=where, hint=hint)
+
+
+document(__name__)

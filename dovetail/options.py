@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
+from dovetail.documented import document
 from dovetail.errors import DovetailError, ModelError
 from dovetail.notes import Tell, silent
 
@@ -26,17 +27,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Flag:
-    """How the command line asks for a field of a dataclass."""
+    """Form of a dataclass field on the command line."""
 
     help: str
+    """Meaning of the option, in a sentence."""
     names: tuple[str, ...]
-    """Empty for the name that typer makes of the field's."""
+    """Names on the command line; empty for the name that typer makes of the field's."""
     kind: Any
     """Type of the value on the command line."""
     default: Any
     """The value on the command line where it is not given."""
     read: Callable[[Any], Any] | None
-    """Makes the field's value; None where it is that on the command line."""
+    """Function that makes the field's value; None if the command line's value is it."""
     more: Mapping[str, Any]
     """Further arguments of `typer.Option`."""
 
@@ -220,15 +222,19 @@ class Options:
     )
     integer_inputs: bool = flag(
         False,
-        "int8: float inputs that are only quantised are taken as the network's own integers; the header has their "
-        "scales.",
+        "With int8, take float inputs as int8 if the network only quantises them; scales are in the header.",
         "--inputs",
         kind=_ENDS,
         unset="model",
         read=_is_int8,
     )
     integer_outputs: bool = flag(
-        False, "int8: the same of float outputs.", "--outputs", kind=_ENDS, unset="model", read=_is_int8
+        False,
+        "With int8, give float outputs as int8 if the network only dequantises them; scales are in the header.",
+        "--outputs",
+        kind=_ENDS,
+        unset="model",
+        read=_is_int8,
     )
     save_stages: Path | None = flag(None, "Folder for an ONNX model after every stage.", kind=Path | None)
     check: bool = flag(False, "Compare every stage with the one before in ONNX Runtime.", "--check")
@@ -286,4 +292,8 @@ class Options:
     )
     strict: bool = flag(False, "Take no warnings: what is assumed, approximate or left out is an error.", "--strict")
     tell: Tell = silent
-    """Is told what was assumed, approximated, left out, widened, not used, or is slower for want of memory."""
+    """Function that is told each note: assumptions, approximations, parts left out, and slower choices for want of
+    memory."""
+
+
+document(__name__)

@@ -15,6 +15,7 @@ from importlib.metadata import EntryPoint, EntryPoints, PackageNotFoundError, di
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dovetail.documented import document
 from dovetail.errors import DovetailError
 
 TARGETS = "dovetail.targets"
@@ -138,3 +139,6 @@ def function(value: object) -> Callable[..., Any]:
 
 def _package(point: EntryPoint) -> str:
     return point.dist.name if point.dist is not None else _OWN
+
+
+document(__name__)

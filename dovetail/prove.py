@@ -14,6 +14,7 @@ import numpy as np
 from dovetail.arrays import built
 from dovetail.codegen.emit.project import GRAPH
 from dovetail.compile import Options, compile_graph
+from dovetail.documented import document
 from dovetail.errors import BuildError, DovetailError, PlanError
 from dovetail.ir.graph import Graph, Node, evaluate_all, prune
 from dovetail.ir.onnx_file import load_graph
@@ -40,15 +41,19 @@ class Difference:
     """The first difference between values of a run and of the graph."""
 
     value: str
+    """Name of the value that differs."""
     inference: int
-    """Counted from 0."""
+    """Number of the inference, from 0."""
     index: tuple[int, ...]
     """Index of the first element that differs."""
     found: float
+    """Element that the run computed."""
     expected: float
+    """Element of the integer graph."""
     count: int
-    """Elements that differ."""
+    """Number of elements that differ."""
     elements: int
+    """Number of elements of the value."""
     largest: float
     """The largest distance of two elements."""
 
@@ -61,7 +66,7 @@ class Difference:
 
 
 def read_graph(build: ProjectBuild, operators: Sequence[type[UserOperator]] = ()) -> Graph:
-    """The integer graph a build was made from, as the target computes it. `operators` are the user's own.
+    """The integer graph of a build, as the target computes it.
 
     Raises:
         BuildError: the build has none, or one that is damaged.
@@ -168,7 +173,7 @@ def _described(name: str, number: int, found: Array, expected: Array, wrong: Arr
 
 
 def prove(result: RunResult, graph: Graph, inputs: Sequence[Mapping[str, Array]]) -> str:
-    """One sentence that says a run computed what the network means.
+    """Compare a run with the integer graph, and return a sentence.
 
     Raises:
         DovetailError: it did not; says which output, where, and by how much.
@@ -189,7 +194,7 @@ def prove(result: RunResult, graph: Graph, inputs: Sequence[Mapping[str, Array]]
 def every_layer(
     build: ProjectBuild, graph: Graph, simulator: str | None, inputs: Sequence[Mapping[str, Array]], core: str = ""
 ) -> str:
-    """One sentence on what `layers` found; errors as `layers`."""
+    """Compare every layer with the integer graph, and return a sentence; errors as `layers`."""
     count, wrong = layers(build, graph, simulator, inputs, core)
     if not count:
         return "there is no layer to compare: nothing is computed"
@@ -203,7 +208,7 @@ def every_layer(
 def layers(
     build: ProjectBuild, graph: Graph, simulator: str | None, inputs: Sequence[Mapping[str, Array]], core: str = ""
 ) -> tuple[int, tuple[Region, Difference] | None]:
-    """How many layers were compared, and the first that computes something else than the graph; None where none does.
+    """Compare every layer with the integer graph. Returns the number of layers, and the first difference or None.
 
     The network is compiled again with the layers' results as outputs, untuned and without stripes or pipeline, so a
     fault that needs the build's own tiles or addresses may not show. `simulator` and `core` are those of `run_build`.
@@ -237,3 +242,6 @@ def _with_results(graph: Graph, names: Sequence[str]) -> Graph:
     """The graph with these values as its results, and its states."""
     states = graph.outputs[len(graph.results) :]
     return prune(replace(graph, outputs=(*names, *states)))
+
+
+document(__name__)

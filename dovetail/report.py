@@ -30,6 +30,7 @@ from dovetail.bounds import NOTHING, Bound, layer_bounds, model_bound
 from dovetail.claims import Claim, claims
 from dovetail.claims import notes as device_notes
 from dovetail.codegen.manifest import BuildManifest, LayerWork, MemoryUse
+from dovetail.documented import document
 from dovetail.energy import energy
 from dovetail.errors import visible
 from dovetail.names import names
@@ -50,26 +51,27 @@ if TYPE_CHECKING:
 
 
 Span = tuple[int, int]
-"""Start and end."""
+"""Start and end, in cycles."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoreUse:
-    """One core. On the host all but what is planned is None, and there are no layers."""
+    """Work of one core. On the host only planned figures are there, and there are no layers."""
 
     name: str
-    """As in the timeline: "core", "core1", …"""
+    """Name in the timeline: "core", "core1", …"""
     speed: float
     """Relative to the others, as the target says."""
     cycles: int | None
-    """Busy: not asleep, of further cores with a job."""
+    """Busy cycles: not asleep, and for further cores with a job."""
     instructions: int | None
+    """Instructions executed; None if they are not counted."""
     stack: int
-    """Bytes reserved."""
+    """Bytes of stack reserved."""
     stack_used: int | None
-    """Most bytes used."""
+    """Most bytes of stack used."""
     layers: Mapping[str, int]
-    """Cycles it worked for each layer of which it computes a part; core 0 until the next layer, waits included."""
+    """Cycles for each layer that it computes, or computes partly; on core 0 until the next layer, waits included."""
 
 
 def core_uses(result: RunResult, first: InferenceResult) -> tuple[CoreUse, ...]:
@@ -105,23 +107,26 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class ReportLayer:
-    """One layer: what is computed together, by one engine or by the core."""
+    """Costs of a layer: operators that one engine, or the core, computes together."""
 
     name: str
+    """Name of the layer."""
     operators: tuple[str, ...]
     """Operators of the user's model computed here."""
     engine: str
     """Name of the engine (of several, joined by "+"), of the DMA, or "core"."""
     cycles: int | None
-    """From its beginning on the core to the next layer's; 0 where nothing is done."""
+    """Cycles from its beginning on the core to the beginning of the next layer; 0 if nothing is computed."""
     engine_cycles: int | None
     """Cycles in which the engines' jobs for it run; 0 where no engine works, None where unknown."""
     macs: int
+    """Number of multiply-accumulates."""
     ideal_macs_per_cycle: float | None
     """The peak of its engines; None on the core."""
     bytes_moved: int
     """Bytes the DMA writes for it, and those brought to an engine's copy of the memory and back."""
     reason_not_offloaded: str
+    """Reason why no engine computes it; empty if one does."""
     beside: tuple[str, ...] = ()
     """The layers the engine computes at the same time, started together."""
     candidates: Mapping[str, int] = field(default_factory=dict)
@@ -151,18 +156,22 @@ class ReportLayer:
 
 @dataclass(frozen=True, slots=True)
 class ReportActivity:
-    """One bar of the timeline; cycles since the start of the inference."""
+    """A bar of the timeline, in cycles since the start of the inference."""
 
     start: int
+    """Cycle it starts at."""
     end: int
+    """Cycle it ends at."""
     label: str
+    """Description for people."""
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """One inference as a whole."""
+    """Cycles and instructions of one whole inference."""
 
     instructions: int | None
+    """Instructions executed; None if they are not counted."""
     cycles: Mapping[str, int | None]
     """"total": from first to last instruction; "core": not asleep; every engine and the DMA: busy."""
 
@@ -172,32 +181,41 @@ class Report:
     """The costs of a run; `to_json` is the documented form."""
 
     schema: int
+    """Version of this form."""
     dovetail: str
     """Version of Dovetail that made the build."""
     model: str
+    """Name of the model."""
     target: str
+    """Name of the target."""
     policy: str
+    """Name of the requantisation policy."""
     simulator: str
+    """Simulator or board of the run."""
     inferences: int
+    """Number of inferences."""
     instructions: int | None
+    """Instructions of the first inference; None if they are not counted."""
     cycles: Mapping[str, int | None]
-    """As in `Totals`."""
+    """Cycles of the first inference; None if there is no clock."""
     macs: Mapping[str, int]
     """"total", "core" and every engine: multiply-accumulates of an inference."""
     memory: Mapping[str, MemoryUse]
+    """Bytes used of each memory, by name."""
     sizes: Mapping[str, int]
     """Bytes of text, rodata, data and bss of the firmware; empty on the host."""
     stack: int | None
     """Most bytes of stack used."""
     layers: tuple[ReportLayer, ...]
+    """Layers of the first inference, in order."""
     each: tuple[Totals, ...]
-    """Every inference."""
+    """Totals of every inference."""
     timeline: Mapping[str, tuple[ReportActivity, ...]]
-    """By device and further core; "core" has one bar per layer."""
+    """Bars by device and core; "core" has one bar per layer."""
     cores: tuple[CoreUse, ...] = ()
-    """By number."""
+    """Work of each core, by number."""
     delay: int = 0
-    """In a pipeline: calls between an input and its outputs. Cycles are those of one call, so of one input after
+    """Calls between an input and its outputs, in a pipeline. Cycles are those of one call, so of one input after
     another."""
     conversions: tuple[Conversion, ...] = ()
     """The values that change their layout."""
@@ -212,7 +230,7 @@ class Report:
     claims: tuple[Claim, ...] = ()
     """Cycles declared and taken, by layer of the model and unit."""
     energy: Mapping[str, float] = field(default_factory=dict)
-    """uJ of the first inference by core, engine and memory; empty where the target says nothing."""
+    """Energy of the first inference in uJ, by core, engine and memory; empty if the target has no figures."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for `json.dumps`, keys as the fields."""
@@ -529,3 +547,5 @@ def _number(value: int | None) -> str:
 
 if not TYPE_CHECKING:
     __getattr__ = names(__name__, Activity="ReportActivity")
+
+document(__name__)

@@ -14,6 +14,7 @@ from dovetail.codegen.build.instruction_sets import EMITTED_C, instruction_set
 from dovetail.codegen.emit.project import INCLUDED, OPTIMISATION, defines
 from dovetail.codegen.manifest import BuildManifest, BuildPort, read_manifest
 from dovetail.codegen.plan_file import PLAN, read_plan
+from dovetail.documented import document
 from dovetail.errors import BoardError, BuildError, DovetailError
 from dovetail.fields import changed, fields_of
 from dovetail.ir.layout import from_bytes, from_notation, to_bytes
@@ -41,16 +42,17 @@ class Waves:
     file: Path
     """VCD, 10 ns a cycle."""
     cycles: int = 10_000
-    """How many of the cycles in which it has work."""
+    """Number of cycles written, of those in which the engine has work."""
 
 
 @dataclass(frozen=True)
 class Watchdog:
-    """How long a run may take, and where the register accesses of devices are noted."""
+    """Limits of a run, and the file for register accesses of devices."""
 
     instructions: int
     """Instructions the core may execute."""
     seconds: float
+    """Most seconds of an inference."""
     folder: Path
     """A file for each device, `NUMBER.accesses` (dovetail/sim/device.py)."""
 
@@ -60,8 +62,11 @@ class ProjectBuild:
     """An emitted project on disk."""
 
     folder: Path
+    """Folder of the C project."""
     manifest: BuildManifest
+    """Description of the build, from dovetail.json."""
     target: Target
+    """Target it was compiled for."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +74,13 @@ class RunResult:
     """Outputs of a build's run, and its costs."""
 
     build: ProjectBuild
+    """Build that was run."""
     simulator: str
+    """Simulator or board of the run."""
     outputs: tuple[Mapping[str, Array], ...]
     """Per inference, by the model's tensor names."""
     simulation: SimulationResult
+    """Outputs and costs, as the simulator returned them."""
     sizes: Mapping[str, int]
     """Bytes of text, rodata, data and bss; empty on the host."""
 
@@ -122,8 +130,8 @@ def run_build(
     watchdog: Watchdog | None = None,
     core: str = "",
 ) -> RunResult:
-    """Compile the project (cached by content) and run one inference per set of inputs, in succession: what the network
-    keeps goes from one to the next. Of a pipeline, each result is that of the step that gave the outputs of its input.
+    """Compile the project (cached by content) and run one inference per set of inputs, in succession. States keep
+    their contents from one inference to the next.
 
     Args:
         build: the project.
@@ -176,8 +184,7 @@ def run_build(
 
 @contextmanager
 def one_version(build: ProjectBuild) -> Iterator[None]:
-    """While the body reads the files of a build: raises BuildError where another build has taken its place meanwhile,
-    instead of whatever error that brought about."""
+    """Read the files of one build: raises BuildError if another build replaces it in the meantime."""
     try:
         yield
     except (DovetailError, OSError):
@@ -449,7 +456,8 @@ def board_image(build: ProjectBuild) -> Path:
 
 
 def board_firmware(build: ProjectBuild, board: Board, cache: Path | None = None) -> Path:
-    """The file of a board's firmware, made if the board's functions are given; it need not be there otherwise."""
+    """The file of a board's firmware. It is built if the board's functions are given, and otherwise need not exist;
+    raises BoardError if the file with the functions is missing."""
     if board.io is None:
         return board_image(build)
     if not board.io.is_file():
@@ -475,3 +483,5 @@ def _outputs(build: ProjectBuild, result: InferenceResult) -> dict[str, Array]:
 
 if not TYPE_CHECKING:
     __getattr__ = names(__name__, Build="ProjectBuild")
+
+document(__name__)

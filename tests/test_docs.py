@@ -47,6 +47,10 @@ def test_options_page_is_fresh() -> None:
     assert text == script("options_page").page(), "run: python scripts/options_page.py"
 
 
+def test_reference_pages_are_fresh() -> None:
+    assert script("reference_pages").stale() == [], "run: python scripts/reference_pages.py"
+
+
 def test_the_page_of_packages_shows_the_package_of_the_tests() -> None:
     osprey = REPOSITORY / "tests" / "third_party" / "osprey"
     toml, python = (block.text for block in blocks(REPOSITORY / "docs" / "reference" / "packages.md"))

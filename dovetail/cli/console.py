@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from typer.core import TyperGroup
 
+from dovetail.documented import document
 from dovetail.errors import DovetailError, visible
 from dovetail.notes import Note
 
@@ -184,3 +185,6 @@ def show_table(
             cells = (Text(visible(cell)) if isinstance(cell, str) else cell for cell in row)
             table.add_row(*cells, style=styles[number] if number < len(styles) else "")
     output().print(table, highlight=False)
+
+
+document(__name__)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
+from dovetail.documented import document
 from dovetail.errors import DovetailError
 from dovetail.options import Flag, flag, flags_of
 
@@ -129,3 +130,6 @@ def _fields(flags: Mapping[str, Flag], values: Mapping[str, Any]) -> dict[str, A
     """Values of a dataclass's fields, of those on the command line; what is not given there keeps its default."""
     given = {name: value for name, value in values.items() if value is not None}
     return {name: own.read(given[name]) if own.read else given[name] for name, own in flags.items() if name in given}
+
+
+document(__name__)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from dovetail import plugins
 from dovetail.cli.console import beside_json, note_seeded, output, progress, say
 from dovetail.cli.options import BoardOptions, Simulator, argument
+from dovetail.documented import document
 from dovetail.errors import DovetailError
 from dovetail.options import Options, flag
 
@@ -107,3 +108,6 @@ def _run(folder: Path, options: RunOptions, own: Options, board: Board | None) -
             say(layers)
         if graph is not None:
             say(prove.prove(result, graph, inputs))
+
+
+document(__name__)

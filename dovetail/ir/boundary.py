@@ -7,17 +7,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dovetail.documented import document
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.types import Array, DType
 
 
 @dataclass(frozen=True)
 class Steps:
-    """real = scale * (integer - zero_point), in float32."""
+    """Scale and zero point of integers: real = scale * (integer - zero_point), in float32."""
 
     scale: float
-    """A float32 value."""
+    """Scale, a float32 value."""
     zero_point: int
+    """Integer that stands for 0.0."""
 
     def quantize(self, reals: Array, dtype: DType) -> Array:
         """The nearest integers of a type, ties to even; those beyond it are its ends, and what is no number its lowest.
@@ -81,3 +83,6 @@ def _note(graph: Graph, name: str, steps: set[Steps | None], found: dict[str, St
     kind = graph.types[name].dtype
     if len(steps) == 1 and (one := steps.pop()) is not None and kind.is_integer and kind.bits <= 16:
         found[name] = one
+
+
+document(__name__)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeVar
 
+from dovetail.documented import document
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.movement import Reshape
 from dovetail.ir.types import Array, DType, TensorType, frozen
@@ -16,15 +17,16 @@ OperatorT = TypeVar("OperatorT", bound=Operator)
 
 @dataclass(frozen=True)
 class Node:
-    """One application of an operator to named values, giving one named value."""
+    """An operator, the names of the values it reads, and the name of its result."""
 
     operator: Operator
+    """Operator that the node applies."""
     inputs: tuple[str, ...]
     """Names of the operands, in the operator's order; an absent optional operand is left off the end."""
     output: str
     """Name of the result, unique in the graph."""
     origin: str = ""
-    """The operator of the user's model this came from, for messages and reports."""
+    """Operators of the user's model that this node computes, for messages and reports."""
 
     def expect(self, kind: type[OperatorT]) -> OperatorT:
         """The operator, where it is known to be of a kind; raises TypeError if it is not."""
@@ -42,12 +44,17 @@ class Graph:
     """
 
     name: str
+    """Name of the network."""
     inputs: tuple[str, ...]
+    """Values that a caller gives, in order; states come last."""
     outputs: tuple[str, ...]
+    """Values that a caller gets, in order; states come last."""
     nodes: tuple[Node, ...]
+    """Applications of operators, each after those it reads."""
     types: Mapping[str, TensorType]
     """Type of every value: inputs, constants and results."""
     constants: Mapping[str, Array] = field(default_factory=dict)
+    """Arrays of constant values, by name."""
     states: tuple[Array, ...] = ()
     """Contents of each state before the first inference."""
     left: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -87,7 +94,7 @@ class Graph:
         return self._producers.get(value)
 
     def readers(self, value: str) -> int:
-        """How many nodes read a value; to be an output counts as one more."""
+        """The number of nodes that read a value; an output of the graph has one reader more."""
         return len(self._users[value]) + self.outputs.count(value)
 
     def users(self) -> Mapping[str, Sequence[Node]]:
@@ -147,7 +154,12 @@ class GraphBuilder:
         return self._constants.get(value)
 
     def input(self, name: str, kind: TensorType) -> str:
-        """Add an input of the network."""
+        """Add an input of the network.
+
+        Args:
+            name: name of the value.
+            type: its shape and element type.
+        """
         self._claim(name, kind)
         self._inputs.append(name)
         return name
@@ -231,7 +243,13 @@ def prune(graph: Graph) -> Graph:
 
 
 def part_of(graph: Graph, nodes: Sequence[Node], name: str) -> Graph:
-    """Some nodes, in order, as a graph of their own that gives the last one's result."""
+    """A graph of some nodes, whose output is the last node's result.
+
+    Args:
+        graph: the whole graph.
+        nodes: nodes in order.
+        name: name of the new graph.
+    """
     own = {node.output for node in nodes}
     read = dict.fromkeys(value for node in nodes for value in node.inputs if value not in own)
     constants = {value: graph.constants[value] for value in read if value in graph.constants}
@@ -299,6 +317,9 @@ def evaluate(graph: Graph, inputs: Mapping[str, Array], keep: Iterable[str] = ()
         graph: the network.
         inputs: an array per graph input, states included, of exactly its type.
         keep: values to return beside the outputs.
+
+    Raises:
+        ValueError: an input has another type or shape.
     """
     values: dict[str, Array] = dict(graph.constants)
     for name in graph.inputs:
@@ -340,3 +361,6 @@ def evaluate_all(graph: Graph, inputs: Iterable[Mapping[str, Array]]) -> list[di
         held = {read: outputs[written] for read, written, _ in graph.kept}
         found.append({name: outputs[name] for name in graph.results})
     return found
+
+
+document(__name__)

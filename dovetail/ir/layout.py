@@ -28,10 +28,11 @@ from math import prod
 
 import numpy as np
 
+from dovetail.documented import document
 from dovetail.ir.types import Array, Box, DType, Shape, TensorType, dense_steps
 
 Dimension = tuple[int, int]
-"""(logical axis, step)."""
+"""A physical dimension: logical axis, and step along it."""
 
 _LETTERS = {1: "C", 2: "NC", 3: "NWC", 4: "NHWC", 5: "NDHWC"}
 _OTHERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -50,7 +51,7 @@ class Layout:
     """
 
     dims: tuple[Dimension, ...]
-    """Outermost first."""
+    """Physical dimensions, outermost first."""
     backwards: tuple[Dimension, ...] = ()
     """Dimensions within a block whose first index lies last."""
     packed: bool = False
@@ -112,7 +113,11 @@ class Layout:
         return not self.packed and self.dims == tuple((axis, 1) for axis in range(self.rank))
 
     def index(self, axis: int, step: int, place: Array) -> Array:
-        """The index along (axis, step) of the elements at some places of the axis."""
+        """The index along (axis, step) of elements.
+
+        Args:
+            place: positions along the axis, counted in elements; an array or a number.
+        """
         coarser, index = self.coarser(axis, step), place // step
         if coarser is None:
             return index
@@ -235,7 +240,7 @@ def stored_shape(layout: Layout, shape: Shape) -> Shape:
 
 
 def field_numbers(layout: Layout, shape: Shape) -> Array:
-    """Which of its byte's fields each element lies in, 0 for the lowest bits: int64, to be broadcast to the shape."""
+    """The field of its byte that each element lies in, 0 for the lowest bits: int64, to be broadcast to the shape."""
     axis = layout.dims[-1][0]
     found = layout.index(axis, 1, np.arange(shape[axis])) if layout.packed else np.zeros(shape[axis], np.int64)
     return found.reshape([-1 if other == axis else 1 for other in range(len(shape))])
@@ -360,3 +365,6 @@ def check_part(layout: Layout | None, box: Box, shape: Shape) -> None:
         block = 1 if layout is None else layout.block(axis)
         if start % block or (stop % block and stop != size):
             raise ValueError(f"{start} to {stop} of axis {axis} does not lie in whole blocks of {block}")
+
+
+document(__name__)

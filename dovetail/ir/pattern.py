@@ -76,12 +76,20 @@ Pattern = Leaf | Apply[Any]
 
 
 def operand(name: str) -> Leaf:
-    """A value computed at run time (or a constant)."""
+    """A leaf of a pattern for a value computed at run time, or a constant.
+
+    Args:
+        name: name of the value in a match.
+    """
     return Leaf(name)
 
 
 def constant(name: str) -> Leaf:
-    """A value known at compile time."""
+    """A leaf of a pattern for a value known at compile time.
+
+    Args:
+        name: name of the value in a match.
+    """
     return Leaf(name, constant=True)
 
 
@@ -128,7 +136,7 @@ def apply(
 def maybe(
     operator: type[OperatorT] | tuple[type[OperatorT], ...], *inputs: Pattern, name: str = "", alone: bool = False
 ) -> Apply[OperatorT]:
-    """Like `apply`, but the operator may be absent."""
+    """An operator that may be absent from the graph. Otherwise it is as `apply`; the arguments are the same."""
     return replace(apply(operator, *inputs, name=name, alone=alone), optional=True)
 
 

@@ -31,7 +31,7 @@ FOLDED_INTEGERS = 16
 
 X, SCALE, ZERO = operand("x"), operand("scale"), operand("zero point")
 OTHERS = rest("others")
-"""All operands behind the first."""
+"""All operands after the first."""
 TRANSPOSE = apply(Transpose, X)
 DEQUANTIZE = apply(Dequantize, X, SCALE, ZERO)
 
@@ -72,13 +72,13 @@ drop_identity = Rule(apply(Operator, X, OTHERS), lambda at: at[X], (lambda at: a
 """Operators that give back their operand are removed."""
 
 merge_reshapes = Rule(apply(Reshape, apply(Reshape, X)), lambda at: at.add(at.root.operator, X))
-"""Two reshapes one behind the other are one."""
+"""Two reshapes in a row become one."""
 
 _SECOND = apply(Transpose, TRANSPOSE)
 merge_transposes = Rule(
     _SECOND, lambda at: at.add(Transpose(tuple(at[TRANSPOSE].permutation[axis] for axis in at[_SECOND].permutation)), X)
 )
-"""Two transposes one behind the other are one."""
+"""Two transposes in a row become one."""
 
 
 def _moves_ones(at: RuleMatch) -> bool:
@@ -277,4 +277,4 @@ SINK = (
 """The first round: movement goes down."""
 
 LIFT = (*CLEAN, drop_requantize, lift_above_dequantize, lift_above_border, integer_selection)
-"""The second round: what is left of it goes up to the integers."""
+"""The second round: rules that move the remaining operators up to the integers."""

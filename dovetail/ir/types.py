@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from dovetail.documented import document
+
 Array = NDArray[Any]
 """Any numpy array."""
 
@@ -110,7 +112,9 @@ class TensorType:
     """Shape and element type of a value."""
 
     shape: Shape
+    """Size of each axis, outermost first."""
     dtype: DType
+    """Element type."""
 
     @property
     def elements(self) -> int:
@@ -156,3 +160,6 @@ def box_shape(box: Box) -> Shape:
 def box_slices(box: Box) -> tuple[slice, ...]:
     """A box as numpy slices."""
     return tuple(slice(start, stop) for start, stop in box)
+
+
+document(__name__)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from dovetail.documented import document
 from dovetail.errors import TargetError
 from dovetail.ir.graph import Graph, verify
 from dovetail.ir.requantisation.engine import RequantisationLimits
@@ -111,3 +112,5 @@ __all__ = [
     "without_dilation",
     "without_zeros",
 ]
+
+document(__name__)

@@ -58,9 +58,8 @@ def layer(image: Pattern, alone: bool = False) -> Apply[Clip]:
 def first_layer_in_bands(
     counts: Counts, step: int, laid_out: bool = False, layers: int = 1
 ) -> Callable[[Graph], Graph]:
-    """A rewrite: what lies between an input that is offset and the first layers' result, that included, is computed in
-    bands of rows, in an order in which the core offsets a band before it has to wait for the engine's operand of the
-    one before. Rows of the first that two bands of the second read are computed for both.
+    """A rewrite: the first layers after an input that is offset are computed in bands of rows. The core offsets a
+    band before it waits for the engine's operand of the band before.
 
     Args:
         counts: how many bands.

@@ -45,8 +45,8 @@ REQUANTISED_FIRST = Rule(
 
 
 def dense_as_convolution(chooses: Accepts) -> Callable[[Graph], Graph]:
-    """A rewrite: a chosen dense layer of many rows becomes a 1x1 convolution of a column of pixels, one of a single row
-    a layer of a matrix, between reshapes that move nothing; the one behind it goes behind the requantisation. Exact.
+    """A rewrite: a dense layer becomes a convolution of 1x1. A layer of many rows becomes one over a column of
+    pixels, a layer of one row one over a matrix. Reshapes around it move nothing.
 
     Args:
         chooses: of types and layer.

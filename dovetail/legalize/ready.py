@@ -15,6 +15,7 @@ from functools import partial
 
 import numpy as np
 
+from dovetail.documented import document
 from dovetail.ir.graph import Graph
 from dovetail.ir.operators.arithmetic import Clip, Requantize, Rounding
 from dovetail.ir.operators.linear import Linear
@@ -35,11 +36,12 @@ _LIMITED = apply(Clip, _SCALED)
 
 @dataclass(frozen=True)
 class Requantisation:
-    """How an engine brings a sum of products to its result: sum * multiplier * 2**(shift - 31), rounded in a way."""
+    """A way from a sum of products to its result: sum * multiplier * 2**(shift - 31), rounded."""
 
     name: str
-    """For the policy, and messages."""
+    """Name for the policy, and for messages."""
     rounding: Rounding = Rounding.DOUBLE
+    """Rounding of the product."""
     bits: int = 31
     """Bits of the multiplier; of 1 it is a power of two, and requantisation a shift."""
     per_channel: bool = True
@@ -247,13 +249,14 @@ def _count(match: Match) -> int:
 
 
 TFLITE = Requantisation("rounded twice")
-"""As TensorFlow Lite Micro: a high product, then a rounding shift. A network of TFLite's is so already."""
+"""Requantisation of TensorFlow Lite Micro: a high product, then a rounding shift. Networks from TFLite have it
+already."""
 HALF_UP = Requantisation("rounded once", Rounding.SINGLE)
-"""As TOSA and XNNPACK: one product of 63 bits and one shift, halves up."""
+"""Rounding of TOSA and XNNPACK: one product of 63 bits and one shift, halves up."""
 HALF_UP_16 = Requantisation("rounded once, 16 bits", Rounding.SINGLE, bits=16)
 """The same with a multiplier of 16 bits."""
 TRUNCATED = Requantisation("rounded down", Rounding.DOWN, half_in_bias=True)
-"""One product and one shift that cuts off; half a step stands in the bias."""
+"""Requantisation by one product and one shift that cuts off; the bias contains half a step."""
 FLOAT32 = Requantisation("float32", Rounding.FLOAT32, bits=24)
 """The sum as float32 times a scale, rounded to the nearest, halves to even: a scale per channel."""
 FLOAT32_PER_LAYER = replace(FLOAT32, name="float32, one scale", per_channel=False)
@@ -261,8 +264,10 @@ FLOAT32_PER_LAYER = replace(FLOAT32, name="float32, one scale", per_channel=Fals
 SHIFTED = Requantisation("shifted", Rounding.SINGLE, bits=1)
 """A right shift per channel, halves up."""
 SHIFTED_PER_LAYER = replace(SHIFTED, name="shifted, all alike", per_channel=False)
-"""One right shift for the layer."""
+"""Requantisation by one right shift for a layer."""
 COMMON_SHIFT = Requantisation("one shift, halves away", Rounding.AWAY, bits=15, common_shift=True)
 """A multiplier of 15 bits per channel and one shift for the layer, halves away from zero, as NVDLA's converters do."""
 READY = (TFLITE, HALF_UP, HALF_UP_16, TRUNCATED, COMMON_SHIFT, FLOAT32, FLOAT32_PER_LAYER, SHIFTED, SHIFTED_PER_LAYER)
-"""All of them."""
+"""All ready-made requantisations."""
+
+document(__name__)

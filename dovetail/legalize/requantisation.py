@@ -134,7 +134,7 @@ _ANY_LAYER = apply(Linear, X, WEIGHTS, BIAS)
 
 
 def split_bias(accepts: Accepts) -> Callable[[Graph], Graph]:
-    """A rewrite: accepted linear layers lose bias and input zero point to an addition behind them. Exact."""
+    """A rewrite: accepted linear layers lose bias and input zero point to an addition after them."""
 
     def apart(at: RuleMatch) -> str:
         operator = at[_ANY_LAYER]
@@ -163,7 +163,7 @@ def split_bias(accepts: Accepts) -> Callable[[Graph], Graph]:
 
 @dataclass(frozen=True)
 class ConverterLimits:
-    """Limits of an analog array: its operands, its converter, and what scales behind it."""
+    """Limits of an analog array: its operands, its converter, and the scaling after it."""
 
     operand: tuple[int, int]
     """Least and greatest activation; others saturate."""
@@ -183,12 +183,12 @@ _LIMITED = apply(Clip, _SHIFTED)
 
 
 def through_converter(accepts: Accepts, limits: ConverterLimits) -> Callable[[Graph], Graph]:
-    """A rewrite: clip(scale-shift(conv(x))) of an accepted layer, scale 1 and weights of -1, 0 and 1, becomes
+    """A rewrite for an analog array: accepted layers with scale 1 and weights of -1, 0 and 1 go through its converter.
 
-        clip((clip(conv(clip(x)) >> gain) * scale + offset) >> shift)
+        clip(scale-shift(conv(x))) -> clip((clip(conv(clip(x)) >> gain) * scale + offset) >> shift)
 
-    The gain is the smallest with which no sum that matters saturates: one beyond does so in the result too. What is
-    lost are the bits below it, and operands beyond the limits.
+    The gain is the smallest with which no sum saturates that does not saturate in the result too. The lost bits are
+    those below the gain, and operands beyond the limits.
     """
 
     def weights_reach(at: RuleMatch) -> str:

@@ -23,8 +23,8 @@ def rows_of(total: int, count: int, step: int) -> list[tuple[int, int]]:
 
 
 def soonest(total: int, most: int, before: tuple[float, float], after: tuple[float, float]) -> tuple[float, int]:
-    """When a layer ends at the earliest, in cycles, and in how many bands it does, where one is brought about while the
-    engine computes the one before.
+    """The earliest end of a layer in cycles, and its number of bands, if each band is prepared while the engine
+    computes the band before.
 
     Args:
         total: rows.
@@ -83,8 +83,8 @@ def bands_behind(
 def bands_ahead(
     total: int, moved: Callable[[int], float], engine: Callable[[int], float], busy: float = 0.0
 ) -> tuple[float, Spans]:
-    """When an image is computed soonest that is brought about in bands, each while the engine computes those before, in
-    cycles; and the rows of as few bands as that takes.
+    """The earliest time, in cycles, at which an image is ready that is computed in bands, each while the engine
+    computes earlier ones; and the rows of as few bands as that takes.
 
     Args:
         total: rows of the image.

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from dovetail import plugins
+from dovetail.documented import document
 from dovetail.errors import DovetailError, ModelError
 from dovetail.ir.operators import OPERATORS
 from dovetail.ir.operators.base import require
@@ -117,3 +118,6 @@ def _check_names(names: Iterable[str]) -> None:
 def combined(*groups: Sequence[type[UserOperator]]) -> tuple[type[UserOperator], ...]:
     """Operators of several sources, each once."""
     return tuple(dict.fromkeys(kind for group in groups for kind in group))
+
+
+document(__name__)

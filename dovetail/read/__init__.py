@@ -96,7 +96,7 @@ def _load_model(
 
 
 def own_rounding(path: Path) -> Rounding:
-    """How the runtime of the model's format rounds: ONNX Runtime once, TFLite Micro twice; Keras's rounds nothing."""
+    """The rounding of the runtime of the model's format: ONNX Runtime rounds once, TFLite Micro twice, Keras never."""
     return Rounding.SINGLE if path.suffix.lower() == ".onnx" else Rounding.DOUBLE
 
 

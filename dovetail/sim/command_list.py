@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dovetail.documented import document
 from dovetail.errors import SimulationError
 from dovetail.sim.device import Activity, Bus, Bytes, find
 from dovetail.sim.launch_queue import Launch, QueueDevice
@@ -33,10 +34,15 @@ class Timed:
     """A command of a list, and when it is carried out; cycles."""
 
     name: str
+    """Name of the command."""
     fields: Mapping[str, int]
+    """Unsigned fields of the command, by name."""
     unit: str
+    """Unit that carries it out: the engine's name, or its DMA's."""
     start: int
+    """Cycle it starts at."""
     end: int
+    """Cycle it ends at."""
 
 
 Effect = list[tuple[str, Any, Any]]
@@ -168,3 +174,6 @@ _WORD = 8
 def _same(one: Effect, other: Effect) -> bool:
     pairs = zip(one, other, strict=True)
     return all(np.array_equal(a[1], b[1]) and np.array_equal(a[2], b[2]) for a, b in pairs)
+
+
+document(__name__)

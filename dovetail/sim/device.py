@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
+from dovetail.documented import document
 from dovetail.errors import SimulationError
 from dovetail.names import names
 from dovetail.target.chip import Memory
@@ -49,13 +50,14 @@ class Bus(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """One bar of the timeline: a finished job of a device, and what it was, for people."""
+    """A finished job of a device, one bar of the timeline."""
 
     start: int
     """Cycle the job started at."""
     end: int
     """Cycle its effects became visible at."""
     label: str
+    """Description of the job, for people."""
     moved: int = 0
     """Bytes written by a transfer, 0 for engines."""
     macs: int = 0
@@ -75,6 +77,7 @@ class Device(Protocol):
     """
 
     name: str
+    """Name in messages and the timeline."""
 
     def reset(self) -> None:
         """Return to the state after power-on and forget all activities."""
@@ -108,7 +111,7 @@ class Taken:
     """The answer of a device to an instruction of the core."""
 
     resumed: int
-    """Cycle the core goes on at, not before the one it came with; later where it was stalled."""
+    """Cycle at which the core continues: that of the instruction, or later if the core was stalled."""
     result: int | None = None
     """The number for rd; None for nothing."""
 
@@ -133,7 +136,7 @@ class Coprocessor(Device, Protocol):
         """
 
     def fence(self, now: int) -> int:
-        """The cycle a `fence` of the core at cycle `now` is over: what was asked for before has happened."""
+        """The cycle at which a `fence` of the core at cycle `now` is over: all earlier work has finished."""
         return now
 
 
@@ -150,12 +153,15 @@ class MemoryRegion:
     """A memory of the chip: name, base address, and size in bytes."""
 
     name: str
+    """Name of the memory."""
     base: int
+    """Address of the first byte."""
     size: int
+    """Size in bytes."""
     core: bool = True
     """Whether cores reach it."""
     memory: Memory | None = None
-    """How long reads wait; None where they do not, and nobody asks how many bytes there are."""
+    """Description with the waits of reads; None if reads do not wait."""
 
 
 def regions_of(target: Target) -> tuple[MemoryRegion, ...]:
@@ -194,6 +200,7 @@ class MemoryBus:
             self.arrays[region.name] = allocate(region.size)
 
     def view(self, address: int, nbytes: int) -> Bytes:
+        """See `Bus.view`."""
         for region in self.regions:
             offset = address - region.base
             if offset >= 0 and nbytes >= 0 and offset + nbytes <= region.size:
@@ -222,20 +229,19 @@ def read_number(bus: Bus, address: int, nbytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """A device of the simulated chip.
-
-    Attributes:
-        opcode: of the core's instructions that lead to it; 0 for one with registers.
-        factory: "module:function" or "path/file.py:function"; called as function(bus, **arguments), gives a `Device`.
-        base: address of its registers. size: bytes of address space, all of it for this device.
-        arguments: keyword arguments of the factory, as JSON allows them.
-    """
+    """A device of the simulated chip, as simulators are told of it."""
 
     factory: str
+    """Function or class, as "module:function" or "path/file.py:function". It is called with the bus and `arguments`,
+    and returns a `Device`."""
     base: int
+    """Address of the first register."""
     size: int
+    """Bytes of address space, all for this device."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the factory, as JSON allows them."""
     opcode: int = 0
+    """Opcode of the core's instructions that lead to the device; 0 for a device with registers."""
 
 
 def spec_of(model: DeviceModel) -> DeviceSpec:
@@ -287,30 +293,34 @@ def _from_file(path: Path, changed: int) -> ModuleType:
 
 @dataclass(frozen=True)
 class RegisterAccess:
-    """One access of a register."""
+    """A read or a write of a register."""
 
     cycle: int
+    """Cycle of the access."""
     offset: int
     """Bytes from the device's first register."""
     value: int
+    """Value read or written."""
     written: bool
+    """True for a write, False for a read."""
 
     def __str__(self) -> str:
         return f"cycle {self.cycle}: {'write' if self.written else 'read'} {self.offset:#x} = {self.value:#x}"
 
 
 def watched(spec: DeviceSpec, file: Path) -> DeviceSpec:
-    """The same device, its accesses noted in a file; what is read again with the same value is noted once."""
+    """The same device with a log of its register accesses in a file; repeated reads of the same value are logged
+    once."""
     return _around(spec, Watched, file=str(file))
 
 
 def hurried(spec: DeviceSpec) -> DeviceSpec:
-    """The same device in no time: what it is given is done at once, so that nobody can wait too little."""
+    """The same device without delay: work is done at once, so no driver can wait too little."""
     return _around(spec, Hurried)
 
 
 def slowed(spec: DeviceSpec, times: int) -> DeviceSpec:
-    """The same device with a clock so many times slower, so that whoever does not wait for it is early."""
+    """The same device with a slower clock, so that a driver that does not wait is early."""
     return _around(spec, Slowed, times=times)
 
 
@@ -358,7 +368,7 @@ class _Around:
 
 
 class Hurried(_Around):
-    """A device that ends all it has to do after every write."""
+    """A device that finishes all its work after every write."""
 
     def write(self, offset: int, value: int, now: int) -> None:
         """See `Device.write`."""
@@ -528,8 +538,11 @@ class AddressWindow:
     """`size` bytes of addresses from `base`, answered by `device`."""
 
     base: int
+    """Address of the first register."""
     size: int
+    """Bytes of address space."""
     device: Device
+    """Device that answers there."""
 
 
 class AddressMap:
@@ -581,3 +594,5 @@ class AddressMap:
 
 if not TYPE_CHECKING:
     __getattr__ = names(__name__, Window="AddressWindow")
+
+document(__name__)

@@ -9,30 +9,34 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Generic, TypeVar
 
+from dovetail.documented import document
 from dovetail.errors import SimulationError
 from dovetail.sim.device import Activity, Bus, Device, find
 from dovetail.target.devices import JOB, JobRegisters
 
 Work = TypeVar("Work")
 MASK32 = 0xFFFFFFFF
-"""All bits of a register."""
+"""Mask of all bits of a register."""
 START, FINISHED, ROOM = 0x00, 0x04, 0x08
 """Byte offsets of the registers of most engines with a queue (`QueueDevice`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch(Generic[Work]):
-    """A launch handed over: its number from 1, what it is, and its start and end in cycles."""
+    """A launch that was handed over: its number from 1, its work, and its start and end in cycles."""
 
     number: int
+    """Number from 1, in the order of starts."""
     work: Work
+    """Registers or other description of the work."""
     start: int
+    """Cycle it starts at."""
     end: int
+    """Cycle it ends at."""
 
 
 class LaunchQueue(Generic[Work]):
-    """As many launches as there are places, in the order they are handed over; each begins when the one before has
-    ended."""
+    """A queue with a fixed number of places. A launch begins when the launch before it has ended."""
 
     def __init__(self, name: str, places: int) -> None:
         self._name, self._places = name, places
@@ -79,7 +83,7 @@ class LaunchQueue(Generic[Work]):
             self.interrupt = True
 
     def collect(self) -> int:
-        """How many have finished since reset, modulo 2^32; lowers the interrupt line."""
+        """The number of finished launches since reset, modulo 2^32; lowers the interrupt line."""
         self.interrupt = False
         return self._finished & MASK32
 
@@ -377,3 +381,6 @@ class HwpeDevice(QueueDevice[Work]):
             raise SimulationError(what, where=error.where, hint=error.hint) from error
         self.queue.hand_over(work, now, cycles)
         self._is_acquired = False
+
+
+document(__name__)

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 
+from dovetail.documented import document
 from dovetail.errors import BoardError
 from dovetail.sim.protocol import Buffers, InferenceResult, Marker, SimulationResult, Simulator
 
 KINDS = ("serial:/dev/ttyX[:BAUD]", "tcp:HOST:PORT", "gdb[:HOST:PORT]", "agent:HOST[:PORT]/BOARD")
-"""How a board is named."""
+"""Forms of a board's name."""
 DEFAULT_BAUD = 115_200
 _CONNECT_SECONDS = 5.0
 _WRITE_SECONDS = 10.0
@@ -29,12 +30,12 @@ _MOST_SECONDS = 86_400
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """How to reach a board, and how the firmware gets there."""
+    """Address of a board, and the way its firmware gets there."""
 
     where: str
-    """One of `KINDS`."""
+    """Name of the board, in one of the forms of `KINDS`."""
     io: Path | None = None
-    """C file with the functions of runtime/board.h, to make the firmware with; None where it is there already."""
+    """C file with the functions of runtime/board.h, from which firmware is made; None if the board has its firmware."""
     load: str = ""
     """Command that brings the firmware to the board, with {elf} for its file; empty where it is there already."""
     timeout: float = 60.0
@@ -63,7 +64,11 @@ class Link:
         self.seconds_per_byte = seconds_per_byte
 
     def write(self, content: bytes) -> None:
-        """Send all bytes."""
+        """Send all bytes; raises BoardError if the line is lost.\n\nArgs:\n    content: the bytes.
+
+        Args:
+            content: the bytes.
+        """
         deadline = time.monotonic() + _WRITE_SECONDS + len(content) * self.seconds_per_byte
         view = memoryview(content)
         try:
@@ -220,3 +225,6 @@ class BoardSession(Simulator):
             what = f"the board has the firmware of another build: its digest is {found}, that of the build {expected}"
             hint = "make board BOARD_IO=file.c in this build, and load that firmware"
             raise BoardError(what, where=self._link.where, hint=hint)
+
+
+document(__name__)

@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
+from dovetail.documented import document
 from dovetail.errors import SimulationError
 from dovetail.sim.device import Activity, DeviceSpec, MemoryRegion
 
@@ -41,31 +42,29 @@ def call_failed(what: str, status: int) -> SimulationError:
 
 @dataclass(frozen=True, slots=True)
 class SimulationSetup:
-    """The chip and its firmware.
-
-    Attributes:
-        elf: the firmware, linked with sim_main.c (or anything that writes the same commands).
-        memories: base addresses must be multiples of 4096; the core can reach up to the next multiple after the end.
-        devices: their address ranges may share a page, not overlap.
-        isa: instruction set of the core. costs: cycles per class of instruction where they differ from the stated
-            default of that instruction set (`riscv.py`, `arm.py`).
-        extension: C file, or "module:function", that executes the core's own instructions; empty for none.
-        workers: the same as `costs` for each further core, from number 1 on. mailbox: address of the registers by
-            which core 0 starts them.
-        core_rtl: the core in Verilog that takes the place of core 0 (`core_rtl.py`); empty for none. core_library:
-            where it is built.
-    """
+    """The simulated chip, and its firmware."""
 
     elf: Path
+    """Firmware file, linked with sim_main.c or other code that writes the same commands."""
     memories: tuple[MemoryRegion, ...]
+    """Memories of the chip. Base addresses are multiples of 4096; the core reaches up to the next multiple after the
+    end."""
     devices: tuple[DeviceSpec, ...] = ()
+    """Devices of the chip; their address ranges may share a page, but not overlap."""
     isa: str = "rv32imc"
+    """Instruction set of the core."""
     costs: Mapping[str, int] = field(default_factory=dict)
+    """Cycles of classes of instructions that differ from the instruction set's defaults (`riscv.py`, `arm.py`)."""
     extension: str = ""
+    """C file, or "module:function", that executes the core's own instructions; empty for none."""
     workers: tuple[Mapping[str, int], ...] = ()
+    """Costs of each further core, as in `costs`, from number 1 on."""
     mailbox: int = 0x1A010000
+    """Address of the registers through which core 0 starts further cores."""
     core_rtl: str = ""
+    """Name of the Verilog core in place of core 0 (`core_rtl.py`); empty for none."""
     core_library: Path = Path()
+    """Library built from that Verilog."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,9 @@ class HostSetup:
     """A shared library compiled for this computer, and the name of the model's entry point, void f(void)."""
 
     library: Path
+    """Shared library with the network."""
     entry: str
+    """Name of the library's function for one inference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +83,25 @@ class Marker:
     of the inference."""
 
     layer: int
+    """Number of the layer."""
     start_cycle: int
+    """Cycle at its beginning."""
     end_cycle: int
+    """Cycle at its end."""
     start_instruction: int
+    """Instructions executed before its beginning."""
     end_instruction: int
+    """Instructions executed before its end."""
     idle: int = 0
     """Cycles of these in which the core slept."""
 
 
 @dataclass(frozen=True, slots=True)
 class InferenceResult:
-    """One run of the model. On the host there are only outputs, and no time."""
+    """Outputs and costs of one inference. On the host there are only outputs, and no time."""
 
     outputs: Mapping[str, bytes]
+    """Contents of the output symbols."""
     instructions: int | None = None
     """Executed by the core."""
     core_cycles: int | None = None
@@ -104,9 +111,9 @@ class InferenceResult:
     idle_cycles: int | None = None
     """Cycles the core slept in wfi."""
     markers: tuple[Marker, ...] = ()
-    """Layers, in order."""
+    """Beginnings and ends of layers, in order."""
     activities: Mapping[str, tuple[Activity, ...]] = field(default_factory=dict)
-    """By device name: jobs that ended during this inference, cycles since its start."""
+    """Jobs that ended during this inference, by device name, in cycles since its start."""
     traffic: Mapping[str, int] = field(default_factory=dict)
     """Memory -> bytes cores read and wrote, where the target says what a byte costs."""
     nanoseconds: int | None = None
@@ -118,7 +125,7 @@ class SimulationResult:
     """The results of a request."""
 
     inferences: tuple[InferenceResult, ...]
-    """One per set of inputs."""
+    """Results, one for each set of inputs."""
     stack_bytes: int | None = None
     """Most bytes of stack ever used since the firmware was loaded; None where unknown."""
     executed_instructions: int | None = None
@@ -126,15 +133,15 @@ class SimulationResult:
     exit_code: int | None = None
     """Exit code of the firmware; None while it waits for the next inputs."""
     worker_stack_bytes: tuple[int | None, ...] = ()
-    """As `stack_bytes`, of each further core from number 1 on."""
+    """Most bytes of stack that each further core used, from number 1 on."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """Inferences to run."""
+    """Inferences that a simulator shall run."""
 
     inputs: tuple[Buffers, ...]
-    """For each inference the contents of the input symbols."""
+    """Contents of the input symbols, for each inference."""
     outputs: Mapping[str, int]
     """Output symbols and their sizes in bytes."""
     instruction_limit: int = DEFAULT_INSTRUCTION_LIMIT
@@ -221,3 +228,6 @@ def _check_length(length: int) -> None:
 def _plain(value: Any) -> Any:
     """A value of a type that MessagePack does not have, as one that it has."""
     return dict(value) if isinstance(value, Mapping) else str(value)
+
+
+document(__name__)

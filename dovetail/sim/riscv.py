@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from dovetail.codegen.build.elf import code_ranges
 from dovetail.codegen.build.instruction_sets import instruction_set
 from dovetail.codegen.build.toolchain import compile_host
+from dovetail.documented import document
 from dovetail.errors import DovetailError, SimulationError
 from dovetail.sim.core import (
     Architecture,
@@ -299,6 +300,8 @@ class _PythonInstructions:
 RISCV = Architecture(
     "EM_RISCV", CoreCosts, RiscvCore, product=lambda c: c.multiply + c.alu, word=lambda c: min(c.load, c.store)
 )
-"""32-bit RISC-V."""
+"""The 32-bit RISC-V architecture for the simulator."""
 RISCV64 = replace(RISCV, bits=64)
 """64-bit RISC-V, by the same table."""
+
+document(__name__)

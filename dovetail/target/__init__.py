@@ -1,5 +1,6 @@
 """The public interface a target is written against."""
 
+from dovetail.documented import document
 from dovetail.ir.crop import Tile, crop
 from dovetail.ir.layout import Layout, blocked, from_notation, packed
 from dovetail.ir.operators.arithmetic import Rounding
@@ -35,7 +36,6 @@ from dovetail.target.description import (
     Target,
 )
 from dovetail.target.devices import CommandSet, JobRegisters, Rtl, RtlPort
-from dovetail.target.documented import document
 from dovetail.target.engine import (
     Best,
     CommandStream,
@@ -94,4 +94,4 @@ __all__ = [
     "one_of", "operand", "pack_weights", "packed", "results_of", "together",
 ]  # fmt: skip
 
-document(globals()[name] for name in __all__)
+document(__name__)

@@ -20,13 +20,13 @@ class Cache:
     """A cache between a core and a memory. The line used least recently makes way for another; writes are not noted."""
 
     size: int
-    """Bytes."""
+    """Capacity in bytes."""
     ways: int = 0
     """Places a line may be in; 0 for all there are."""
     line: int = 0
     """Bytes of a line, which is fetched whole; 0 for the memory's `width`."""
     holds: tuple[str, ...] = BOTH
-    """Which of the two kinds go through it."""
+    """Kinds of reads that go through it: instructions, data or both."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Memory:
     """
 
     name: str
-    """By which targets and settings (`--set NAME.size=64K`) know it."""
+    """Name in targets and settings (`--set NAME.size=64K`)."""
     base: int
-    """First byte address."""
+    """Address of the first byte."""
     size: int
-    """Bytes."""
+    """Size in bytes."""
     alignment: int = 8
     """Bytes every buffer is aligned to."""
     reach: tuple[str, ...] = ()
@@ -80,11 +80,19 @@ class Memory:
             raise TargetError("; ".join(faults), where=f"memory '{self.name}'", hint=hint)
 
     def is_reached_by(self, name: str) -> bool:
-        """Whether "core", an engine or a DMA reads and writes it."""
+        """Whether a unit reads and writes the memory.
+
+        Args:
+            name: "core", or the name of an engine or a DMA.
+        """
         return not self.reach or name in self.reach
 
     def cache(self, kind: str) -> Cache | None:
-        """The cache for `INSTRUCTIONS` or `DATA`."""
+        """The cache that reads of a kind go through; None for none.
+
+        Args:
+            kind: `INSTRUCTIONS` or `DATA`.
+        """
         return next((cache for cache in self.caches if kind in cache.holds), None)
 
     def line(self, kind: str) -> tuple[int, int]:
@@ -107,9 +115,9 @@ class Dma:
     """A copy engine between memories: 1-D to 3-D copies with strides on both sides, padding on the way in."""
 
     name: str
-    """In the timeline, and in `Memory.reach`."""
+    """Name in the timeline, and in `Memory.reach`."""
     bytes_per_cycle: int
-    """While a row is copied."""
+    """Bytes per cycle while it copies a row."""
     setup_cycles: int
     """Cycles a transfer costs beyond its bytes."""
     base: int
@@ -127,7 +135,7 @@ class RegisterMemory:
     """
 
     name: str
-    """As meanings write it: a C identifier."""
+    """Name in the meanings of instructions, a C identifier."""
     c_type: str
     """C type of one register."""
     elements: int
@@ -143,7 +151,7 @@ class CoreInstruction:
     """
 
     name: str
-    """A C identifier."""
+    """Name in reports and meanings, a C identifier."""
     meaning: str
     """One Exo procedure of that name: windows of constant size @ DRAM (`a: [i8][4] @ DRAM`) and loops of constant
     length, e.g. `for i in seq(0, 4): acc[0] += a[i] * b[i]`. Activations and weights are i8, sums i32. One with a first
@@ -178,7 +186,8 @@ class Streams:
 
 @dataclass(frozen=True)
 class PairBlock:
-    """All products of some neighbouring pixels and some channels, of pairs: two int16 in the halves of 32 bits."""
+    """Sums of products of some neighbouring pixels and some channels, from pairs: two int16 in the halves of 32
+    bits."""
 
     pixels: int
     """Computed at a time."""
@@ -221,7 +230,7 @@ class PairBlocks:
 
 @dataclass(frozen=True)
 class VectorProducts:
-    """All products of some neighbouring pixels and some channels, of bytes in vectors of `VECTOR_BYTES`."""
+    """Sums of products of some neighbouring pixels and some channels, from bytes in vectors of `VECTOR_BYTES`."""
 
     pixels: int
     """Pixels computed at a time."""
@@ -230,7 +239,7 @@ class VectorProducts:
     rows: int
     """Rows of the kernel."""
     taps: int
-    """Bytes of a row, which lie one behind the other."""
+    """Bytes of a row, which are adjacent."""
     distance: int
     """Bytes from a pixel to the next."""
     row: int
@@ -252,7 +261,7 @@ class VectorColumns:
     itself."""
 
     kernel: tuple[int, int]
-    """Rows and columns."""
+    """Rows and columns of the kernel."""
     column: int
     """Bytes from a tap to the next of its row."""
     row: int
@@ -270,14 +279,15 @@ class VectorEnd:
     zero_point: int
     """Added behind the requantisation."""
     low: int
-    """The least result."""
+    """Least result."""
     high: int
-    """The largest result."""
+    """Largest result."""
     rectified: bool
     """Whether what is below the zero point becomes `low` in any case."""
 
 
 VECTOR_BYTES = 16
+"""Bytes of a vector of a `VectorUnit`."""
 VECTOR_CHANNELS = 8
 """Channels whose sums lie together: even ones in one vector, odd ones in the next."""
 
@@ -316,7 +326,7 @@ class FunctionUnit:
     """
 
     top: str
-    """The module."""
+    """Name of the Verilog module."""
     sources: tuple[Path, ...]
     """Verilog and SystemVerilog in the order they are read; modules are also found in their folders."""
     core: str = "vexriscv_cfu"
@@ -347,9 +357,9 @@ class Core:
     streams: Streams | None = None
     """Instructions for inner loops of instructions with `assembly`; None for loads and branches of `isa`."""
     pairs: PairBlocks | None = None
-    """How it computes blocks of sums of products of pairs; None for by `instructions` alone."""
+    """Blocks of sums of products of pairs that the core has code for; None where there are only `instructions`."""
     vectors: VectorUnit | None = None
-    """Its instructions on vectors of bytes; None for none."""
+    """Instructions on vectors of bytes; None if the core has none."""
     functions: Mapping[str, str] = field(default_factory=dict)
     """C functions that stand in for Dovetail's of the same name and meaning (`dovetail/kernels/runtime`) in firmware,
     e.g. with inline assembly; this computer keeps Dovetail's."""

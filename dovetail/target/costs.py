@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from dovetail.documented import document
+
 CV32E40P: Mapping[str, int] = dict(
     jump_use=1,
     jump_own=1,
@@ -21,8 +23,8 @@ CV32E40P: Mapping[str, int] = dict(
     interrupt_entry=2,
     wake=4,
 )
-"""OpenHW Group's CV32E40P, from its RTL (pythondata-cpu-cv32e40p 1.0.1.post1909). Equal on digits,
-autoencoder, DS-CNN and ResNet8."""
+"""CV32E40P by OpenHW Group, from its RTL (pythondata-cpu-cv32e40p 1.0.1.post1909). Cycles of digits, autoencoder,
+DS-CNN and ResNet8 are equal."""
 
 IBEX: Mapping[str, int] = dict(
     load=2,
@@ -37,8 +39,8 @@ IBEX: Mapping[str, int] = dict(
     system=1,
     misaligned_target=1,
 )
-"""lowRISC's Ibex in its configuration "small", from its RTL (pythondata-cpu-ibex 0.0.post2937). Equal on digits
-and autoencoder."""
+"""Ibex by lowRISC in its configuration "small", from its RTL (pythondata-cpu-ibex 0.0.post2937). Cycles of digits
+and the autoencoder are equal."""
 
 PICORV32: Mapping[str, int] = dict(
     alu=3,
@@ -128,27 +130,29 @@ class StatementCycles:
     """
 
     begin: int = 26
-    """Before the first statement of a network."""
+    """Cycles before the first statement of a network."""
     end: int = 20
-    """After its last wait."""
+    """Cycles after the last wait of a network."""
     copy: int = 29
-    """To start a transfer of the DMA."""
+    """Cycles to start a transfer of the DMA."""
     wait_launch: int = 19
-    """To wait for a launch that has ended."""
+    """Cycles of a wait for a launch that has ended already."""
     wait_copy: int = 40
-    """To wait for a copy that has ended."""
+    """Cycles of a wait for a copy that has ended already."""
     wake: int = 26
-    """From an event to when the core goes on that waited for it."""
+    """Cycles from an event until the waiting core goes on."""
     room: int = 8
-    """From the end of a launch to when a driver goes on that waited for a place in its engine."""
+    """Cycles from the end of a launch until a driver that waited for a place in the engine goes on."""
     worker: int = 100
-    """To start another core, for it to wake up, and to wait for it."""
+    """Cycles to start another core, to wake it, and to wait for it."""
 
     @property
     def around(self) -> int:
-        """At both ends of a network."""
+        """Cycles at both ends of a network."""
         return self.begin + self.end
 
 
 IN_LIST = StatementCycles(0, 0, 0, 0, 0, 0, 0, 0)
 """Statements that an engine issues itself, from a list."""
+
+document(__name__)

@@ -30,11 +30,11 @@ class OrderRequest:
     rules: Path | None = None
     """A file of the user's own rules, in the target's own form."""
     seconds: float = 5.0
-    """To spend on better orders than the first."""
+    """Processor seconds for the search of orders better than the first."""
     inputs: Mapping[str, Array] | None = None
     """Inputs to execute the order on; None to leave that out."""
     progress: Callable[[str], None] = lambda text: None
-    """Told what is being done, and every better order."""
+    """Function that is called with a line of text about the progress of the search."""
     check: Path | None = None
     """A file with an order of the user's own, to be checked instead of one that is found; None for none."""
 
@@ -62,7 +62,7 @@ class Rewrite:
     """A step that brings the integer graph into a form the target takes."""
 
     name: str
-    """In `--save-stages` and messages."""
+    """Name in `--save-stages` and messages."""
     apply: Callable[[Graph], Graph]
     """The graph in that form. Of what it leaves alone, the result may say why (`Graph.left`, `Draft.leave`): that is
     what `explain` and the report then print of a layer no engine takes."""
@@ -81,17 +81,21 @@ class Policy:
     """A named choice of rewrites, e.g. how requantisation is done."""
 
     name: str
-    """For `--requant`."""
+    """Name for `--requant`."""
     sentence: str
-    """One line about it, for `dovetail targets`."""
+    """One line about the policy, for `dovetail targets`."""
     rewrites: tuple[Rewrite, ...]
-    """In their order."""
+    """Rewrites in the order they are applied."""
     rounding: Rounding | None = None
     """The one rounding of models' requantisations that the engines take, used unless another is asked for; None for
     that of the runtime of the model's format."""
 
     def within(self, sizes: Mapping[str, int]) -> Policy:
-        """The policy for memories of so many bytes, by name."""
+        """The policy for memories of given sizes.
+
+        Args:
+            sizes: bytes of each memory, by name.
+        """
         if not any(rewrite.sized for rewrite in self.rewrites):
             return self
         made = (replace(one, apply=one.sized(sizes)) if one.sized else one for one in self.rewrites)
@@ -114,7 +118,7 @@ class Quantisation:
     symmetric: bool = False
     """Activations must have the zero point 0."""
     activations: DType = DType.INT8
-    """INT8 or UINT8: what activations are given as. (A policy may change it afterwards.)"""
+    """Element type of activations, INT8 or UINT8."""
     shifts: bool = False
     """Requantisation is a right shift: scales are powers of two, both operands of a sum have the same one, and its
     result none smaller. Shifts per channel where weights have scales per channel."""
@@ -144,12 +148,12 @@ class Derived:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a target is made from a configuration, so that `dovetail sweep` can make others like it."""
+    """A function that makes a target from a configuration, so that `dovetail sweep` can make others like it."""
 
     name: str
     """Name of the configured part, as a rule the engine: its fields are called `name.field`."""
     config: Any
-    """A frozen dataclass; what of it is a number may be set. Its constructor refuses what there cannot be."""
+    """A frozen dataclass whose numbers may be set."""
     make: Callable[[Any], Target]
     """The target with another configuration, its own recipe included."""
     derived: Mapping[str, Derived] = field(default_factory=dict)
@@ -158,24 +162,24 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Target:
-    """A whole machine."""
+    """A whole machine: core, memories, DMA, engines and policies."""
 
     name: str
-    """For `--target`, and of what is written."""
+    """Name for `--target`, and in the files of a build."""
     sentence: str
     """One line about the target, for `dovetail targets`."""
     core: Core
     """Core 0, which runs the program."""
     memories: tuple[Memory, ...]
-    """All there are."""
+    """All memories of the machine."""
     code: str
     """Memory of program and constants."""
     values: str
     """Memory of activations that lie nowhere closer."""
     policies: tuple[Policy, ...]
-    """The default first."""
+    """Policies, the default first."""
     engines: tuple[Engine, ...] = ()
-    """In the order in which they are asked."""
+    """Engines in the order they are asked for each layer."""
     dma: Dma | None = None
     """Copies between memories; None where the core does."""
     ordering: Ordering | None = None
@@ -183,9 +187,9 @@ class Target:
     quantisation: Quantisation = field(default_factory=Quantisation)
     """The forms of a network it takes."""
     mesh: Mesh | None = None
-    """How copies of this machine are joined, for `dovetail mesh`; None for a machine alone."""
+    """Connections between copies of this machine, for `dovetail mesh`; None for a machine alone."""
     recipe: Recipe | None = None
-    """How it is made, if it is made from a configuration; None for hardware that is as it is."""
+    """Function and configuration that made it; None for a target without a configuration."""
     workers: tuple[Core, ...] = ()
     """Further cores, numbered from 1, that run what `core` (number 0) starts on them. One firmware serves all: they
     have its instruction set and instructions, at least its stack, and costs and a speed of their own."""
@@ -217,7 +221,7 @@ class Target:
 
     @property
     def dmas(self) -> tuple[Dma | StreamDma, ...]:
-        """Everything that copies: the target's DMA, and engines' own."""
+        """All DMAs: the target's own and those of engines."""
         own = tuple(engine.dma for engine in self.engines if engine.dma)
         return (*([self.dma] if self.dma else []), *own)
 

@@ -163,7 +163,7 @@ class RtlPort:
     """
 
     protocol: str
-    """One of `SIGNALS`."""
+    """Protocol of the port, one of `SIGNALS`."""
     prefix: str = ""
     """Prefix of the names of its signals."""
     names: Mapping[str, str] = field(default_factory=dict)
@@ -202,10 +202,10 @@ class Rtl:
     """A Verilog module behind an engine's registers, built by Verilator."""
 
     top: str
-    """The module."""
+    """Name of the Verilog module."""
     sources: tuple[Path, ...]
-    """Its Verilog or SystemVerilog in the order it is read, packages first; the folders they lie in are searched for
-    included files and further modules."""
+    """Verilog or SystemVerilog files in the order they are read, packages first; included files and further modules
+    are searched for in their folders."""
     registers: RtlPort
     """Bus of the driver's accesses: "apb" or "axi-lite"."""
     memory: tuple[RtlPort, ...] = ()

@@ -28,13 +28,13 @@ class Rows:
     row_bytes: int
     """Bytes of a row."""
     rows: int
-    """How many there are."""
+    """Number of rows."""
     source_stride: int
-    """From the start of one row to that of the next; 0 to read one row again and again."""
+    """Bytes from the start of one row to the start of the next; 0 to read one row repeatedly."""
     target_stride: int
-    """From the start of one row to that of the next."""
+    """Bytes from the start of one row to the start of the next."""
     load: bool
-    """True into the engine's memory, from wherever; False out of it."""
+    """True for a copy into the engine's memory, False for a copy out of it."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class StreamDma:
     """An engine's own DMA, whose transfers are commands of the engine's stream."""
 
     name: str
-    """As in the timeline; memories are reached by this name."""
+    """Name in the timeline, and in `Memory.reach`."""
     bytes_per_cycle: int
-    """While a row is copied."""
+    """Bytes per cycle while it copies a row."""
     setup_cycles: int
     """Cycles a transfer costs beyond its rows; each row begins a new beat of `bytes_per_cycle`."""
     move: Callable[[Rows], tuple[int, ...]]
@@ -64,14 +64,14 @@ class CommandStream:
     start: str
     """C function `uint32_t f(const uint32_t *words, uint32_t count)` that starts a list; its ticket is for `wait`."""
     wait: Callable[[str, int], tuple[int, ...]]
-    """The words of the command that holds those behind it until at most so many commands of a unit, named as the
-    engine or its DMA, have not ended."""
+    """Function that returns the words of a waiting command. The command holds later commands until at most so many
+    commands of a unit (the engine's name or its DMA's) are unfinished."""
     end: tuple[int, ...] = ()
-    """Words behind the last command of a list."""
+    """Words after the last command of a list."""
     pieces: bool = True
     """Whether a long list may be started in pieces, cut between any two commands: sums, memories and settings of the
-    engine stay as they are from one list to the next. The firmware then makes the words of large tables by loops as it
-    goes; not for an engine with a DMA of its own or words behind the last command."""
+    engine stay as they are from one list to the next. The firmware then computes the words of large tables in loops.
+    It must be False for an engine with a DMA of its own, or with words after the last command."""
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,10 @@ def _task(command: Command) -> Mapping[str, bytes]:
 
 @dataclass(frozen=True)
 class Raw:
-    """How a command is written out for other executors than our own (`dovetail compile --dump`)."""
+    """Form of commands for other executors than Dovetail's own (`dovetail compile --dump`)."""
 
     parts: Callable[[Command], Mapping[str, bytes]] = _task
-    """A command's words as the engine reads them, under the name of each part."""
+    """Function that returns a command's words as the engine reads them, by the name of each part."""
     pointers: Mapping[str, str] = field(default_factory=dict)
     """Target of each of the engine's registers: a part, "constants", or a memory (its first byte)."""
     contents: Mapping[str, bytes] = field(default_factory=dict)
@@ -109,15 +109,15 @@ class Raw:
 
 @dataclass(frozen=True)
 class Mirror:
-    """How an engine that works on a copy of a memory is told what others wrote there, and they what it wrote.
+    """Functions that keep an engine's own copy of a memory equal to the memory.
 
     C functions `f(uint8_t *first, uint32_t bytes)`; when one returns, the bytes may be overwritten.
     """
 
     to_engine: str
-    """It is called before a launch that reads the bytes."""
+    """Function that copies bytes to the engine, called before a launch that reads them."""
     from_engine: str
-    """It waits for all launches before."""
+    """Function that copies bytes back; it waits for all earlier launches."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Macs:
     """Multiply-accumulates of an operator of a model, those with padding left out, and what its kind is."""
 
     count: int
-    """Multiply-accumulates."""
+    """Number of multiply-accumulates."""
     kind: str
     """Name of the operator's class, e.g. "DepthwiseConv2d"."""
     kernel: tuple[int, int]
@@ -147,8 +147,8 @@ class Macs:
     outputs: int
     """Channels of the result."""
     bits: int
-    """That tell the weights from the least to the largest apart; of floats those they have, 8 where weights are
-    computed."""
+    """Bits that represent all weights, from the least to the largest; the type's bits for floats, 8 for computed
+    weights."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,8 @@ class Best:
     why: str = ""
     """Why it is below the peak, as a part of a sentence, e.g. "one of 16 inputs is of use to a channel"."""
     block: tuple[int, int, int, int] = (1, 1, 1, 1)
-    """Inputs, outputs, rows and columns computed together: what of a block a layer leaves empty is lost."""
+    """Inputs, outputs, rows and columns that the engine computes together; a layer that does not fill a block wastes
+    the rest."""
 
 
 @dataclass(frozen=True)
@@ -176,13 +177,13 @@ class Joint:
     cycles: Callable[[Sequence[Launched]], int | None]
     """Engine cycles of launches side by side, and, by the same measure, of one alone; None where they cannot be."""
     commands: Callable[[Sequence[tuple[Launched, Mapping[str, Operand]]]], Sequence[tuple[Command, ...]]]
-    """The commands of each of some launches side by side, with their operands as `Offload.commands` has them. Those of
-    the last start all."""
+    """Function that returns the commands of each of some launches side by side, with their operands as
+    `Offload.commands` has them. The commands of the last launch start all launches."""
     handing: int = 60
     """Core cycles in which its driver hands over a launch: where the engine waits for the last of them."""
     chained: bool = False
-    """Whether a launch may read what another one at work at the same time still writes: the engine keeps every element
-    behind those it is made from. Such launches have queues of their own (`LaunchStatement.queue`)."""
+    """Whether a launch may read a result that a concurrent launch still writes. The engine must then keep every
+    element ready before the elements made from it. Such launches have queues of their own (`LaunchStatement.queue`)."""
 
 
 @dataclass(frozen=True)
@@ -194,9 +195,9 @@ class Deployed:
     arena: str
     """C name of the array of values in the engine's memory."""
     nbytes: int
-    """Its size."""
+    """Size of the array in bytes."""
     launches: tuple[Launched, ...]
-    """In order."""
+    """Launches of the engine, in order."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,7 @@ class Engine:
     the core runs itself."""
 
     name: str
-    """In pins, reports and the timeline; lower case."""
+    """Name in pins, reports and the timeline, lower case."""
     memory: str
     """The memory its operands must lie in."""
     offloads: tuple[Offload, ...]
@@ -223,13 +224,14 @@ class Engine:
     """More C files to compile or include with the driver: path below the project's `driver` -> where it is, or a
     function that gives its text (`dovetail.target.queue_driver` makes such)."""
     headers: tuple[str, ...] = ()
-    """Which of `files` declare the functions of the commands."""
+    """Names of those `files` that declare the functions of the commands."""
     prepare: str = ""
     """C function called once before the first launch of an inference; empty for none."""
     defines: Mapping[str, int] = field(default_factory=dict)
-    """Macros the driver is compiled with, e.g. addresses and sizes of this configuration."""
+    """Macros for compiling the driver, e.g. addresses and sizes of this configuration."""
     best: Callable[[Macs], Best] | None = None
-    """The most it makes of a kind of operator, for bounds; None for its peak, whatever the operator."""
+    """Function that returns the most it makes of a kind of operator, for bounds; None for its peak with every
+    operator."""
     bytes_per_cycle: float | None = None
     """Bytes its own port to memory moves per cycle, for the report's bounds; None where that is not known."""
     pj_per_mac: float = 0.0
@@ -244,7 +246,7 @@ class Engine:
     a driver on RV32IMC that writes its `JobRegisters` in a loop, as `iss` shows them: 27, and 3 for each, or 8 where
     there are more than 24 and the compiler leaves the loop a loop. 70 without `JobRegisters`."""
     raw: Raw = field(default_factory=Raw)
-    """How its commands are written out raw."""
+    """Form of its commands for other executors (`dovetail compile --dump`)."""
     success: int | None = None
     """Return value of success of `wait`, or without it of the commands' functions; any other value is a failure
     (`dovetail_failed` in dovetail_rt.h). None where that is not looked at."""
@@ -258,7 +260,7 @@ class Engine:
     """DMA that copies its operands and results in the same stream; None if the target's DMA or the core does. It takes
     and gives values in any layout: its transfers convert."""
     mirror: Mirror | None = None
-    """How bytes get to and from its own copy of `memory`; None where it works on that itself."""
+    """Functions that copy bytes to and from its own copy of `memory`; None if it works on `memory` itself."""
     made: Callable[[Deployed], Mapping[str, str]] | None = None
     """Further files of the driver, made for a network: path below the project's `driver` -> text."""
     buffer: str = ""

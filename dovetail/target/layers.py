@@ -1,8 +1,8 @@
 """Convolutions, dense layers and additions as a coarse engine is told them: pattern, parameters, and the usual limits.
 
-patterns = requantised("convolution", Conv2d)        # with and without a bias
-layer = layer_of(match)                              # weights, strides, padding, zero points, ...
-limits = (INT8, ONE_IMAGE, kernel_at_most(3, 3))
+    patterns = requantised("convolution", Conv2d)        # with and without a bias
+    layer = layer_of(match)                              # weights, strides, padding, zero points, ...
+    limits = (INT8, ONE_IMAGE, kernel_at_most(3, 3))
 
 The limits hold of other patterns too, where their parts go by the same names: the operator of a layer is "layer", with
 a "pad" before it or not, its operand is "x" and its weights "weights". `Constraint.worded` says a limit in other words.
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dovetail.documented import document
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.arithmetic import Add, Clip, Requantize, Rounding
 from dovetail.ir.operators.base import SlidingWindow
@@ -57,16 +58,18 @@ requantisation), add, requantize, clip."""
 
 @dataclass(frozen=True)
 class LayerWindow:
-    """How a layer walks over its operand, rows and columns in all pairs; a dense layer is a convolution of 1x1."""
+    """Window of a layer, each field for rows and columns; a dense layer is a convolution of 1x1."""
 
     kernel: tuple[int, int]
     """Rows and columns of the weights."""
     stride: tuple[int, int]
+    """Rows and columns from one window to the next."""
     dilation: tuple[int, int]
+    """Rows and columns from one tap of a window to the next."""
     before: tuple[int, int]
     """Rows and columns of padding above and to the left."""
     after: tuple[int, int]
-    """... below and to the right."""
+    """Rows and columns of padding below and to the right."""
     padding_value: int
     """Value of the padding, as an element of the operand; without padding the operand's zero point."""
 
@@ -80,25 +83,25 @@ class Layer(LayerWindow):
     """A layer `requantised` matched; a dense layer is a convolution of 1x1 over an image of one column."""
 
     weights: Array
-    """OHWI; depthwise 1HWC."""
+    """Weights: OHWI, or 1HWC for a depthwise layer."""
     bias: Array
-    """int32 [O], 0 where there is none; so are the next two."""
+    """Bias of each output channel: int32 [O], 0 if the layer has none."""
     multiplier: Array
-    """int32 [O]: what a sum is multiplied by, in units of 2**-31."""
+    """Multiplier of each output channel's sums in units of 2**-31: int32 [O], 0 if nothing requantises."""
     shift: Array
-    """int32 [O]: the power of two that goes with it, negative to shift right."""
+    """Power of two of each output channel, negative to shift right: int32 [O], 0 if nothing requantises."""
     input_zero_point: int
-    """Taken off every element of the operand; what stands for 0.0 in it."""
+    """Subtracted from every element of the operand; the integer for 0.0."""
     output_zero_point: int
     """Added to every result behind the requantisation."""
     low: int
-    """The least a result may be, zero point included."""
+    """Least element of the result."""
     high: int
-    """The most."""
+    """Largest element of the result."""
 
 
 def linear_of(match: Match) -> Linear:
-    """The layer's operator."""
+    """The operator of a matched layer."""
     return match.operator("layer", Linear)
 
 
@@ -113,7 +116,7 @@ def padding_of(match: Match) -> Pad:
 
 
 def window_of(match: Match) -> LayerWindow:
-    """How a matched layer, requantised or not, walks over its operand."""
+    """Window of a matched layer: kernel, stride, dilation and padding."""
     node, pad = match.nodes["layer"], padding_of(match)
     window = node.operator.window([match.graph.types[name] for name in node.inputs]) or SlidingWindow((1, 1))
     padding = ((pad.before[1], pad.before[2]), (pad.after[1], pad.after[2]), int(pad.value))
@@ -131,7 +134,7 @@ def taps_inside(window: LayerWindow, x: Shape, y: Shape) -> int:
 
 
 def layer_of(match: Match) -> Layer:
-    """Everything about a matched layer but where it lies."""
+    """Weights, bias, scales, window and limits of a matched layer; `image_of` has the addresses."""
     linear, weights, clip = linear_of(match), match.array("weights"), match.operator("clip", Clip)
     per_channel = [
         np.zeros(1, np.int32) if name not in match.values else match.array(name)
@@ -156,18 +159,21 @@ class Addition:
     """A matched `ADDITION`, which keeps the limits of the same name."""
 
     scales: Array
-    """int32 [3, 2]: multiplier and shift of the sum, of x and of other."""
+    """Multiplier and shift of the sum, of x and of other: int32 [3, 2]."""
     input_zero_point: int
-    """Taken off the elements of x, before they are raised by `RAISED_BITS`."""
+    """Subtracted from the elements of x before `RAISED_BITS` shifts them."""
     other_zero_point: int
-    """... off those of other."""
+    """Subtracted from the elements of other before `RAISED_BITS` shifts them."""
     output_zero_point: int
+    """Added to the scaled sum."""
     low: int
+    """Least element of the result."""
     high: int
+    """Largest element of the result."""
 
 
 def addition_of(match: Match) -> Addition:
-    """Everything about a matched addition but where it lies."""
+    """Scales, zero points and limits of a matched addition; `image_of` has the addresses."""
     names, clip = ("", "x_", "other_"), match.operator("clip", Clip)
     scales = [[match.array(f"{name}{kind}").reshape(-1)[0] for kind in ("multiplier", "shift")] for name in names]
     first, second = (match.operator(name, Requantize).input_zero_point for name in ("x", "other"))
@@ -182,16 +188,19 @@ class Image:
     address: int
     """Address of the first byte."""
     rows: int
+    """Rows of the image."""
     columns: int
+    """Columns of the image."""
     channels: int
+    """Channels of a pixel."""
     row: int
-    """Bytes between rows."""
+    """Bytes from one row to the next."""
     pixel: int
-    """Bytes between pixels."""
+    """Bytes from one pixel to the next."""
 
 
 def image_of(kind: TensorType, place: Operand) -> Image:
-    """One NHWC image, or a matrix, in memory."""
+    """Address, sizes and strides of an NHWC image, or of a matrix as an image of one column."""
     if len(kind.shape) == 2:
         return Image(place.address, kind.shape[0], 1, kind.shape[1], place.strides[0], 0)
     return Image(place.address, *kind.shape[1:4], *place.strides[1:3])
@@ -203,7 +212,11 @@ def sizes_of(shape: Shape) -> tuple[int, int, int]:
 
 
 def range_of(name: str) -> Callable[[Match], tuple[int, int]]:
-    """The least and the greatest of a constant, to be limited."""
+    """The least and the largest element of a constant, for a constraint.
+
+    Args:
+        name: name of the constant in the pattern.
+    """
     return lambda m: (int(m.array(name).min()), int(m.array(name).max()))
 
 
@@ -230,7 +243,7 @@ INT8 = (
         lambda v: v[0] in _SIGNED and v[1] == 0,
     ),
 )
-"""For an engine of signed bytes."""
+"""Constraints of an engine of signed bytes."""
 NARROW_WEIGHTS = one_of("weights must be int8 or narrower", lambda m: m.type("weights").dtype.text, *_SIGNED)
 SYMMETRIC_WEIGHTS = one_of("weights must be symmetric (zero point 0)", lambda m: linear_of(m).weight_zero_point, 0)
 SYMMETRIC_OPERAND = one_of("activations must be symmetric (zero point 0)", lambda m: linear_of(m).input_zero_point, 0)
@@ -240,18 +253,18 @@ ONE_IMAGE = Constraint(
     lambda v: len(v) == 2 or (len(v) == 4 and v[0] == 1),
 )
 BATCH = one_of("the batch must be 1", lambda m: m.result.shape[0], 1)
-"""Axes of images, and of a dense layer's rows."""
+"""Constraint: one image, or one row of a dense layer."""
 BATCH_OF_IMAGES = Constraint(
     BATCH.sentence, lambda m: m.result.shape[0] if len(m.result.shape) > 2 else 1, BATCH.accepts
 )
-"""Axes of images only: a dense layer may have any number of rows."""
+"""Constraint: one image; a dense layer may have any number of rows."""
 ONE_ROW = one_of("a dense layer must have one row of operands", lambda m: m.type("x").shape[:-1], (1,))
 ALL_INT8 = Constraint(
     "values must be int8",
     lambda m: [m.graph.types[value].dtype for value in (*m.graph.inputs, m.root)],
     lambda v: set(v) == {DType.INT8},
 )
-"""Every operand and the result, of any pattern."""
+"""Constraint: every operand and the result are int8, for any pattern."""
 INT8_WEIGHTS = one_of(
     "weights must be int8, zero point 0",
     lambda m: (m.type("weights").dtype, linear_of(m).weight_zero_point),
@@ -310,7 +323,12 @@ ADDITION_LIMITS = (
 
 
 def kernel_at_most(rows: int, columns: int) -> Constraint:
-    """Rows and columns of the weights."""
+    """Constraint: the most rows and columns of the weights.
+
+    Args:
+        rows: most rows.
+        columns: most columns.
+    """
     return Constraint(
         f"the kernel must be at most {rows}x{columns}",
         lambda m: window_of(m).kernel,
@@ -319,12 +337,20 @@ def kernel_at_most(rows: int, columns: int) -> Constraint:
 
 
 def kernels_of(*allowed: int) -> Constraint:
-    """As many rows as columns of the weights, one of these numbers."""
+    """Constraint: square kernels with one of some sizes.
+
+    Args:
+        allowed: rows, which are the columns too.
+    """
     return Constraint(f"the kernel must be {_squares(allowed)}", lambda m: window_of(m).kernel, _square_of(allowed))
 
 
 def strides_of(*allowed: int) -> Constraint:
-    """The same stride along rows and columns, one of these."""
+    """Constraint: the same stride along rows and columns, one of some numbers.
+
+    Args:
+        allowed: the strides.
+    """
     return Constraint(f"the strides must be {_squares(allowed)}", lambda m: window_of(m).stride, _square_of(allowed))
 
 
@@ -337,7 +363,11 @@ def _square_of(allowed: Sequence[int]) -> Callable[[tuple[int, int]], bool]:
 
 
 def zero_padding_at_most(most: int) -> tuple[Constraint, ...]:
-    """Padding of rows and columns on any side, of real zeros."""
+    """Constraint: padding of rows and columns with real zeros.
+
+    Args:
+        most: most rows or columns of padding on any side.
+    """
     return (
         Constraint(
             f"padding must be of rows and columns, at most {most}",
@@ -353,7 +383,11 @@ def zero_padding_at_most(most: int) -> tuple[Constraint, ...]:
 
 
 def sizes_below(limit: int) -> Constraint:
-    """Everything's extent."""
+    """Constraint: rows, columns and channels of everything are below a limit.
+
+    Args:
+        limit: the first size that is too large.
+    """
     return Constraint(
         f"every size must be below {limit:,}", lambda m: max(*m.type("x").shape, *m.result.shape), lambda v: v < limit
     )
@@ -361,3 +395,5 @@ def sizes_below(limit: int) -> Constraint:
 
 if not TYPE_CHECKING:
     __getattr__ = names(__name__, Window="LayerWindow")
+
+document(__name__)

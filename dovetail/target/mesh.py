@@ -38,7 +38,7 @@ class Work:
     kernel: tuple[int, int] = (1, 1)
     """Rows and columns of the window."""
     stride: tuple[int, int] = (1, 1)
-    """Rows and columns."""
+    """Rows and columns from one window to the next."""
     in_height: Count | int = 1
     """Rows of the operand, padding included."""
     in_width: Count | int = 1
@@ -57,7 +57,7 @@ class MacArray:
     rows: int
     """Output channels computed side by side."""
     clocks: Callable[[Work], Count]
-    """From the start to the last result written to memory."""
+    """Function that returns the cycles from the start to the last result in memory."""
     compute: Callable[[Work], Count]
     """The multiply-accumulates alone: the floor."""
     operand: Callable[[Work], Count]
@@ -111,57 +111,57 @@ class CoreClocks:
     """Clocks an element's core takes beside its array; `scripts/mesh_core.py` measures them of a target's core."""
 
     read: float = 1.0
-    """For each element read of what the array does not compute, but for the following."""
+    """Cycles for each element that work outside the array reads; the next fields are exceptions."""
     moved: float = 1.0
-    """For each element of a result that is only put together."""
+    """Cycles for each element of a result that is only put together from others."""
     compared: float = 1.0
-    """For each element read of windows of which the largest is looked for."""
+    """Cycles for each element read by a maximum over windows."""
     averaged: float = 1.0
-    """For each element read of windows of which the mean is taken."""
+    """Cycles for each element read by a mean over windows."""
     result: float = 0.0
-    """For each mean."""
+    """Cycles for each mean."""
     divided: float = 0.0
-    """For each mean, besides, of a number of elements that is no power of two."""
+    """Additional cycles for each mean whose number of elements is not a power of two."""
     row: float = 1.0
-    """For each element of a result that depends on its whole row, such as a softmax's."""
+    """Cycles for each element of a result that depends on its whole row, such as a softmax."""
     reordered: float = 1.0
-    """For each element of a result whose axes are in another order."""
+    """Cycles for each element of a result whose axes are in another order."""
     quantised: float = 1.0
-    """For each float that is quantised by tables, in pieces of `tabled` or more."""
+    """Cycles for each float that tables quantise, in pieces of `tabled` elements or more."""
     floating: float = 1.0
-    """For each float of smaller pieces, which is quantised by arithmetic."""
+    """Cycles for each float of smaller pieces, which arithmetic quantises."""
     dequantised: float = 1.0
-    """For each float of a result that is made of integers."""
+    """Cycles for each float of a result that is made of integers."""
     tabled: float = 256
     """Floats of a piece from which they are quantised by tables."""
     finished: float = 0.0
-    """For each sum of the array that is requantised, four channels at a time."""
+    """Cycles for each sum of the array that is requantised, four channels at a time."""
     gaining: float = 0.0
-    """For each of them, besides, where what it is rounded by depends on the sign."""
+    """Additional cycles for each such sum if its rounding depends on the sign."""
     without_lines: float = 0.0
-    """For each sum that no line of 32 bits requantises."""
+    """Cycles for each sum that cannot be requantised with 32-bit arithmetic."""
     passed: float = 0.0
-    """For each sum that goes to a piece which sums further."""
+    """Cycles for each sum that is sent to another piece, which continues it."""
     joined: float = 0.0
-    """For each sum that such a piece is sent."""
+    """Cycles for each sum that a piece receives and continues."""
     added: float = 0.0
-    """For each element of a further operand."""
+    """Cycles for each element of a further operand."""
     group: float = 0.0
-    """For each four channels of rows that are finished together, if they have several pixels."""
+    """Cycles for each four channels of rows that are finished together, if the rows have several pixels."""
     turn: float = 0.0
-    """For each of the goes in which the rows of a piece are computed, if there are several; the array waits then."""
+    """Cycles for each pass if the rows of a piece take several passes; the array waits in this time."""
     handling: float = 0.0
-    """For each input: messages, and a single go."""
+    """Cycles for each input: messages, and a single pass."""
     after: float = 0.0
     """Cycles of these from the message being ready to the start of the next input."""
     section: float = 0.0
-    """For each section of an input: what it does before it computes, beside padding."""
+    """Cycles for each section of an input before it computes, padding left out."""
     section_go: float = 0.0
-    """For each go of a piece in a section, besides: its buffers lie where the section puts them."""
+    """Additional cycles for each pass of a piece in a section, which sets its buffers."""
     padding_row: float = 0.0
-    """For each stretch of padding that is written in a section."""
+    """Cycles for each stretch of padding that is written in a section."""
     padding: float = 0.0
-    """For each byte of it."""
+    """Cycles for each byte of padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class Grid:
     width: int
     """Elements in a row."""
     height: int
-    """Rows."""
+    """Number of rows."""
     elements: int
     """Elements at each router."""
     without: tuple[Place, ...] = ()
@@ -219,10 +219,10 @@ class Mesh:
     """Copies of a target joined to a mesh."""
 
     array: MacArray | PieceCosts | None
-    """Array that elements compute with; None if their target has engines of its own. (`dovetail mesh` then puts its
+    """Array of multipliers in each element; None if their target has engines. (`dovetail mesh` then puts its
     compiler here.)"""
     grid: Grid
-    """How the elements lie."""
+    """Places and connections of the elements."""
     rates: Rates
     """Cycles of elements and links."""
     board: tuple[Place, ...]
@@ -244,9 +244,9 @@ class Mesh:
     stack: int = 2048
     """Bytes of each element's stack."""
     core: CoreClocks = field(default_factory=CoreClocks)
-    """Cycles the core is charged with."""
+    """Cycles that are charged for the work of an element's core."""
     boards: int = 1
-    """How many boards there are."""
+    """Number of boards."""
     chips: int | None = None
     """Only so many chips of the first board, those nearest its first place; None for whole boards."""
     reserved: int = 0

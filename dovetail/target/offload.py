@@ -60,7 +60,7 @@ class Command:
     function: str
     """Name of the driver's function."""
     words: tuple[int, ...]
-    """Its argument, as unsigned 32-bit numbers."""
+    """Argument of the C function, as unsigned 32-bit numbers."""
     constants: bool = False
     """True when the function takes the launch's packed constants as its second argument: `function(task, blob)`, blob
     a `const uint8_t *` aligned to 64 bytes."""
@@ -83,7 +83,7 @@ class Struct:
     """A constant structure, filled at compile time."""
 
     c_type: str
-    """As the library's header names it."""
+    """Type of the structure, as the library's header names it."""
     members: Mapping[str, CValue]
     """Member -> content; a structure within a structure lies in it."""
 
@@ -103,23 +103,23 @@ class LibraryCall:
     function: str
     """Name of the library's function."""
     arguments: tuple[CValue, ...]
-    """In the order of its parameters."""
+    """Arguments in the order of the parameters."""
 
 
 @dataclass(frozen=True)
 class Offload:
-    """One thing an engine can be asked to compute.
+    """A computation that an engine offers: its pattern, its limits, and its commands.
 
     The match given to its functions lies in the region's own graph, cut to a tile: shapes, pads and constants are
     the tile's.
     """
 
     name: str
-    """In reports, and for `dovetail check --only`."""
+    """Name in reports, and for `dovetail check --only`."""
     pattern: Pattern
     """The operators it computes together."""
     constraints: tuple[Constraint, ...]
-    """All of them must hold."""
+    """Limits that a layer must keep, all of them."""
     pack: Callable[[Match], Mapping[str, Array]]
     """Constant operands of a (tile of a) region as the engine reads them: name -> uint8 array. They lie one behind
     the other in this order, aligned to 16 bytes (to 64 where the engine reads them where they lie)."""
@@ -170,7 +170,12 @@ class Offload:
     no such network."""
 
     def within(self, size: int, alignment: int) -> Offload:
-        """The offload, each launch of which loads no more than a buffer of so many bytes holds."""
+        """The offload for a buffer: no launch loads more bytes than the buffer holds.
+
+        Args:
+            size: bytes of the buffer.
+            alignment: bytes every operand in it is aligned to.
+        """
         if (buffered := self.buffered) is None:
             return self
         sentence = "what a launch loads must fit the buffer of the engine"

@@ -33,12 +33,12 @@ from dovetail.ir.types import Array, Shape, TensorType
 Value = int | str
 """The setting of a knob."""
 Choice = Mapping[str, Value]
-"""Settings by knob name; a knob that is absent is left to whoever declared it."""
+"""Settings by knob name; the compiler decides on knobs that are absent."""
 
 
 @dataclass(frozen=True)
 class Knob:
-    """One thing that may be chosen."""
+    """A choice that `dovetail tune` may make, with its possible settings."""
 
     name: str
     """A lower-case identifier, unique among the knobs of a region."""
@@ -55,8 +55,7 @@ class Space:
     knobs: tuple[Knob, ...]
     """The choices, in order."""
     problem: Callable[[Choice], str | None] = lambda choice: None
-    """The sentence why a choice (whole or partial, every value one of its knob's) is not allowed; None when it is.
-    A choice that is not allowed is never tried."""
+    """Function that returns why a choice is not possible, as a sentence; None if it is possible."""
 
     @property
     def size(self) -> int:
@@ -92,8 +91,8 @@ class Space:
 
 
 def together(*results: Pattern) -> Apply[Concat]:
-    """A pattern with several results in a launch: one behind the other, row-major, in one value of one dimension. One
-    may be an inner part of another (the same object), or they are computed side by side from the same operands.
+    """A pattern with several results in one launch. The results are adjacent in one value of one dimension,
+    row-major.
 
     Values of a network become such a value by the rewrite `dovetail.legalize.results_together`; `results_of` tells
     where each lies. All are of one type of element.
@@ -123,15 +122,31 @@ class Match:
     """Names of `Offload.buffered` whose bytes lie in the engine's buffer already; only when cycles are asked for."""
 
     def apart(self, value: str) -> bool:
-        """True when an image is known to have others' columns between its rows."""
+        """True if an image is known to have columns of other values between its rows.
+
+        Args:
+            value: name of the image in the graph.
+        """
         return value in self.within and self.within[value][-2] != self.graph.types[value].shape[-2]
 
     def has(self, name: str) -> bool:
-        """True when the (optional) operator is there."""
+        """True if an optional operator of the pattern is in the graph.
+
+        Args:
+            name: name of the operator in the pattern.
+        """
         return name in self.nodes
 
     def operator(self, name: str, kind: type[OperatorT]) -> OperatorT:
-        """The operator bound to a name, of the kind the pattern says."""
+        """The operator bound to a name.
+
+        Args:
+            name: name of the operator in the pattern.
+            kind: class that the operator must have.
+
+        Raises:
+            TypeError: the operator is of another class.
+        """
         found = self.nodes[name].operator
         if not isinstance(found, kind):
             raise TypeError(f"{name} is a {type(found).__name__}, not a {kind.__name__}")
@@ -190,7 +205,11 @@ class Constraint:
         return None if self.accepts(value) else f"{self.sentence}; here: {value}"
 
     def worded(self, sentence: str) -> Constraint:
-        """The same limit, said in other words."""
+        """The same limit with another sentence.
+
+        Args:
+            sentence: the new sentence, which `explain` and the support page show.
+        """
         return replace(self, sentence=sentence)
 
 

@@ -19,6 +19,7 @@ from functools import cache, cached_property
 from pathlib import Path
 
 import dovetail.target as dt
+from dovetail.documented import document
 from dovetail.errors import TargetError
 from dovetail.files import TemporaryFolder
 from dovetail.ir.layout import Layout
@@ -44,6 +45,7 @@ class Library:
     name: str
     """Name of the engine in reports and messages."""
     root: Path
+    """Folder of the library's sources."""
     header: str
     """The file that declares the functions, below the folder `include`."""
     sources: tuple[str, ...]
@@ -55,7 +57,7 @@ class Library:
     prepare: str = ""
     """C function called once before the first call of an inference; empty for none."""
     defines: Mapping[str, int] = field(default_factory=dict)
-    """Macros it is compiled with."""
+    """Macros for compiling the library."""
     holds: int = 0
     """Bytes that it keeps for itself between calls, such as a static pool: the planner leaves them free."""
     success: int | None = None
@@ -84,13 +86,13 @@ class Library:
 
     @cached_property
     def text(self) -> str:
-        """All headers without comments."""
+        """Text of all headers, without comments."""
         return "\n".join(
             _COMMENTS.sub(" ", path.read_text("utf-8")) for name, path in self.files.items() if name[-2:] == ".h"
         )
 
     def parameters(self, function: str) -> int:
-        """How many parameters a function has, as a header declares it.
+        """Number of parameters of a function, as a header declares it.
 
         Raises:
             TargetError: no header declares it; names the nearest that is declared.
@@ -116,8 +118,8 @@ class Library:
 
 
 def defining(root: Path, folder: str, names: Iterable[str]) -> tuple[str, ...]:
-    """The C files a library's functions need: those below a folder that define them, those that define what they
-    mention, and so on; what is for other types or processors is left out, as nothing mentions it.
+    """The C files that define some functions of a library, and all that those files mention. Files for other types
+    or processors are left out, because nothing mentions them.
 
     Args:
         root: of the library. folder: relative to it.
@@ -182,7 +184,9 @@ class Query:
     """A C function of the library that returns the bytes of scratch a call of another needs."""
 
     function: str
+    """Name of the library's function."""
     arguments: Sequence[Argument]
+    """Arguments of the function, in the order of its parameters."""
 
     def ask(self, library: Library, match: dt.Match) -> int:
         """Bytes, as the library compiled for this computer says; raises TargetError where it fails."""
@@ -378,3 +382,6 @@ def _ask(root: Path, include: str, sources: tuple[str, ...], defines: tuple[tupl
         shared = compile_host(Path(folder), files, include=[(root / include).resolve()], defines=dict(defines))
         result = simulate_host(shared, "ask", [{}], {"answer": 4})
     return int.from_bytes(result.inferences[0].outputs["answer"], "little", signed=True)
+
+
+document(__name__)

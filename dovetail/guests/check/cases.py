@@ -17,6 +17,7 @@ from math import inf
 from pathlib import Path
 
 from dovetail import names
+from dovetail.documented import document
 from dovetail.guests.check.layers import (
     LEAST,
     MADE,
@@ -65,14 +66,14 @@ _BASES = ({}, {"channels": 1}, dict.fromkeys(PADS, 0), {"kernel_rows": 1, "kerne
 
 @dataclass(frozen=True)
 class Limits:
-    """How much is tried."""
+    """Limits on the number of cases that are tried."""
 
     work: int
     """Most multiply-accumulates of a case."""
     nbytes: int
     """Most bytes of the operands, constants and result of a case."""
     alone: bool = False
-    """Whether each setting is also tried with all others as they are in the layer cases start from."""
+    """Whether each setting is also tried alone, with all other settings as in the first layer."""
 
 
 QUICK, FULL = Limits(150_000, 12_000), Limits(2_000_000, 100_000, alone=True)
@@ -91,11 +92,14 @@ _BINS = 4
 
 @dataclass(frozen=True)
 class Case:
-    """One layer to try."""
+    """A layer that is tried."""
 
     engine: str
+    """Name of the engine."""
     offload: str
+    """Name of the offload."""
     point: Point
+    """Sizes and numbers of the layer."""
     why: str
     """The settings it is for, for people."""
     taken: bool = True
@@ -115,9 +119,13 @@ class PointCheck:
     """The layer of a point, and every limit it breaks."""
 
     layer: MadeLayer
+    """Layer made for the point."""
     match: Match
+    """Match of the pattern in the layer."""
     failures: tuple[str, ...]
+    """Sentences of the constraints it breaks."""
     nbytes: int
+    """Bytes of its operands, constants and result."""
 
 
 class UserCodeError(Exception):
@@ -501,3 +509,6 @@ def lint_cost(engine: Engine, offload: Offload, start: Point) -> Iterator[str]:
         for (small, few), (large, more) in pairwise(costs):
             if more < _SLACK * few:
                 yield f"{where}: its cycles fall from {few} to {more} as {axis} grow from {small} to {large}"
+
+
+document(__name__)

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
+from dovetail.documented import document
 from dovetail.guests.check.layers import LEAST, NUMBERS, SIZES, TYPES, WEIGHTS
 from dovetail.guests.check.networks import NETWORKS
 from dovetail.guests.check.run import Outcome
@@ -20,8 +21,9 @@ class Finding:
     """Something that is wrong."""
 
     title: str
+    """One line about the mistake."""
     suspicions: tuple[str, ...]
-    """The likeliest first."""
+    """Likely causes, the likeliest first."""
     simulator: str = ""
     """The simulator with the failure; empty for declarations."""
     outcome: Outcome | None = None
@@ -37,16 +39,23 @@ class Tested:
     """An offload's cases on one simulator."""
 
     engine: str
+    """Name of the engine."""
     offload: str
+    """Name of the offload."""
     simulator: str = ""
+    """Simulator that ran the cases."""
     cases: int = 0
+    """Number of cases."""
     failed: int = 0
+    """Number of cases with a wrong result."""
     skipped: int = 0
+    """Number of cases that were not tried."""
     seconds: float = 0.0
+    """Seconds that the cases took."""
     remark: str = ""
     """Why there are no cases, if there are none; why the first of those not tried was not, if there are any."""
     left_out: tuple[str, ...] = ()
-    """Optional operators of the pattern that no layer is made with."""
+    """Optional operators of the pattern that no case has."""
 
 
 @dataclass
@@ -54,10 +63,13 @@ class Checked:
     """The result of `dovetail check`."""
 
     target: str
+    """Name of the target."""
     findings: list[Finding] = field(default_factory=list)
+    """Mistakes that were found."""
     tested: list[Tested] = field(default_factory=list)
+    """Offloads that were tried."""
     stopped: bool = False
-    """Whether it was interrupted: what was not tried until then is in `tested`, with a remark."""
+    """Whether the check was interrupted; `tested` then says, with a remark, which offloads were not tried."""
 
 
 _CHOICES = {
@@ -131,7 +143,7 @@ def _around(actual: Array, expected: Array) -> Iterator[str]:
 
 
 def summary(checked: Checked) -> str:
-    """The last line."""
+    """The last line of the report."""
     cases, skipped = sum(t.cases for t in checked.tested), sum(t.skipped for t in checked.tested)
     count = len(checked.findings)
     more = f", {skipped} not tried" if skipped else ""
@@ -150,7 +162,7 @@ def summary(checked: Checked) -> str:
 
 
 def markdown(checked: Checked) -> str:
-    """The whole report."""
+    """The report as Markdown."""
     lines = [f"# Check of {checked.target}", "", summary(checked), ""]
     lines += ["| engine | offload | on | cases | failed | not tried | why |", "|---|---|---|---:|---:|---:|---|"]
     for t in checked.tested:
@@ -192,3 +204,6 @@ def _tests_of(finding: Finding) -> tuple[str, ...]:
     if finding.outcome is None:
         return ("declarations",)
     return tuple(f"{offload} on {finding.simulator}" for offload in (finding.outcome.case.offload, *finding.also))
+
+
+document(__name__)

@@ -19,6 +19,7 @@ import numpy as np
 from dovetail.arrays import built
 from dovetail.claims import Claim
 from dovetail.compile import Compiled, Options, compile_graph
+from dovetail.documented import document
 from dovetail.errors import DovetailError, PlaceError, PlanError, ProgramError, SimulationError
 from dovetail.guests.check.cases import Case, PointCheck, ask, raised
 from dovetail.guests.check.layers import MadeLayer, add_layer, single
@@ -89,7 +90,7 @@ def last_writes(command: Command) -> str:
 
 
 def carry_out(device: Device, command: Command, seconds: float) -> None:
-    """One job from start to end; raises SimulationError if it takes longer."""
+    """Carry out one job from start to end; raises SimulationError if it takes longer than allowed."""
     with time_limit(seconds, last_writes(command)):
         if hasattr(device, "carry_out"):
             device.carry_out(command.words)
@@ -282,9 +283,11 @@ class Outcome:
     """The result of a case, or why there is none."""
 
     case: Case
+    """Case that was run."""
     actual: Array | None = None
     """The computed result; None if nothing was computed."""
     expected: Array | None = None
+    """Result of the pattern's meaning; None if there is none."""
     error: str = ""
     """Why nothing was computed."""
     skipped: str = ""
@@ -518,3 +521,6 @@ def _last_accesses(folder: Path) -> Iterator[None]:
         last = f"last register accesses: {'; '.join(texts)}" if texts else "no register was accessed"
         hint = f"{error.hint}; {last}" if error.hint else last
         raise SimulationError(error.what, where=error.where, hint=hint) from error
+
+
+document(__name__)

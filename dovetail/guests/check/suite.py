@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 
 from dovetail.claims import OF_LAYER, OF_NETWORK, is_off
 from dovetail.codegen.build.instruction_sets import instruction_set
+from dovetail.documented import document
 from dovetail.errors import TargetError
 from dovetail.farm import LostResult, farm
 from dovetail.guests.check.cases import (
@@ -50,9 +51,10 @@ _TILED = 3
 
 @dataclass(frozen=True)
 class Order:
-    """How a target is checked."""
+    """Settings of a check."""
 
     limits: Limits
+    """Numbers of cases and the time for each."""
     simulators: tuple[str, ...] = ()
     """Names in `SIMULATORS`, or "model"; empty for the quickest that shows the engine, then the simulated chip."""
     offloads: tuple[str, ...] = ()
@@ -60,7 +62,7 @@ class Order:
     seconds: float = SECONDS
     """The most a batch of cases may take."""
     first: bool = False
-    """Whether to stop behind the first offload of which a case fails."""
+    """Whether to stop after the first offload with a failing case."""
 
 
 def check(
@@ -72,7 +74,7 @@ def check(
     jobs: int = 1,
     scheduler: str | None = None,
 ) -> Checked:
-    """Check a target.
+    """Check the engines of a target with generated layers.
 
     Args:
         target: what is checked.
@@ -425,3 +427,6 @@ def _merged(findings: Sequence[Finding]) -> Iterator[Finding]:
     for first, *others in groups.values():
         also = [other.outcome.case.offload for other in others if other.outcome is not None]
         yield replace(first, also=tuple(dict.fromkeys(also)))
+
+
+document(__name__)

@@ -30,6 +30,7 @@ from dovetail.arrays import built
 from dovetail.codegen.emit.dump import expected_bytes
 from dovetail.codegen.emit.unit import addressed_operands
 from dovetail.compile import Compiled
+from dovetail.documented import document
 from dovetail.documents import read_document
 from dovetail.errors import TargetError
 from dovetail.files import InputError, open_archive, read_npy
@@ -57,29 +58,41 @@ class VectorBlock(msgspec.Struct, frozen=True, kw_only=True):
     """A block in the index."""
 
     address: int
+    """Address of the first byte."""
     bytes: Annotated[int, msgspec.Meta(ge=0)]
+    """Number of bytes."""
 
 
 class VectorKernel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A kernel in the index: what its files hold."""
 
     kernel: str
+    """Name of the launch."""
     engine: str
+    """Name of the engine."""
     memory: str
+    """Memory the operands lie in."""
     words: dict[str, int] = {}
     """Elements of each file of words."""
     file: _FileName = ""
+    """File with the launch, if the form is one file for each."""
     folder: _FileName = ""
+    """Folder with the launch, if the form is a folder for each."""
     blocks: dict[str, VectorBlock]
+    """Blocks of bytes, by name."""
 
 
 class VectorIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """`index.json`."""
+    """Contents of `index.json`."""
 
     schema: int = SCHEMA
+    """Version of this form."""
     target: str
+    """Name of the target."""
     format: VectorForm
+    """Form of the files."""
     kernels: tuple[VectorKernel, ...]
+    """Launches, in order."""
 
 
 @dataclass(frozen=True)
@@ -87,25 +100,31 @@ class Block:
     """Bytes at an address of the engine's memory."""
 
     name: str
+    """Name of the operand or constant."""
     address: int
+    """Address of the first byte."""
     content: Array
-    """uint8."""
+    """Bytes, as uint8."""
 
 
 @dataclass(frozen=True)
 class Vectors:
-    """One launch of an engine."""
+    """Operands, constants and result of one launch of an engine."""
 
     kernel: str
+    """Name of the launch."""
     engine: str
+    """Name of the engine."""
     memory: str
+    """Memory the operands lie in."""
     given: tuple[Block, ...]
     """Operands and constants."""
     writes: tuple[tuple[int, int], ...]
     """Byte offset from the engine's first register, and value, in order."""
     expected: Block
+    """Result of the pattern's meaning."""
     mask: Array
-    """uint8 of the same size as `expected`: 0 where a byte may be anything."""
+    """Bytes as large as `expected`: 0 for a byte that may have any value, uint8."""
     words: Mapping[str, Array] = field(default_factory=dict)
     """Other words the engine reads, by name, uint32; the registers hold their addresses."""
 
@@ -302,3 +321,6 @@ def _numbers(path: Path, form: VectorForm, dtype: type[np.uint8] | type[np.uint3
         return np.frombuffer(content, order).astype(dtype)
     except (OSError, ValueError) as error:
         raise InputError(f"a damaged file of vectors: {error}", where=str(path), hint=_HINT) from None
+
+
+document(__name__)

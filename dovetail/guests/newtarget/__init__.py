@@ -10,6 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from dovetail import plugins
+from dovetail.documented import document
 from dovetail.errors import TargetError
 from dovetail.templates import Template
 
@@ -18,7 +19,7 @@ _REGISTERS = 23
 
 
 class PortStyle(StrEnum):
-    """How work is handed over."""
+    """Ways an engine gets its work."""
 
     REGISTERS = "registers"
     LIST = "list"
@@ -37,7 +38,7 @@ class PortOperator(StrEnum):
 
 
 class PortRounding(StrEnum):
-    """How an engine requantises: as TensorFlow Lite Micro, one product rounded once, as float32, or by shifts."""
+    """Ways an engine requantises: as TensorFlow Lite Micro, by one product rounded once, as float32, or by shifts."""
 
     DOUBLE = "double"
     SINGLE = "single"
@@ -47,11 +48,14 @@ class PortRounding(StrEnum):
 
 @dataclass(frozen=True)
 class PortWish:
-    """The hardware a port begins with."""
+    """Properties of the hardware a new port is for."""
 
     style: PortStyle = PortStyle.REGISTERS
+    """Way the engine gets its work."""
     operators: Collection[PortOperator] = (PortOperator.CONV, PortOperator.DENSE)
+    """Operators it computes."""
     rounding: PortRounding = PortRounding.DOUBLE
+    """Way it requantises."""
 
 
 _FILES = {
@@ -166,3 +170,6 @@ def _words(wish: PortWish) -> dict[str, object]:
         "BITS": bits,
         "LIMIT": "*REQUANT.limits" if name else "layers.DOUBLE_ROUNDING",
     }
+
+
+document(__name__)

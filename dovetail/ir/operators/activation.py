@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from dovetail.documented import document
 from dovetail.ir.operators import gemmlowp
 from dovetail.ir.operators.base import Arrays, Names, Operator, Pointwise, Rowwise, Types, require
 from dovetail.ir.types import Array, DType, TensorType
@@ -23,7 +24,9 @@ class Clamp(Pointwise):
     """Limit a float operand to [low, high]; either may be infinite."""
 
     low: float
+    """Least result."""
     high: float
+    """Largest result."""
 
     @property
     def clamped_to(self) -> tuple[float, float]:
@@ -51,47 +54,47 @@ class UnaryKind(enum.Enum):
     """Functions of one float; `alpha` is the operator's attribute."""
 
     SIGMOID = "Sigmoid"
-    """1 / (1 + exp(-x))"""
+    """Sigmoid: 1 / (1 + exp(-x))."""
     TANH = "Tanh"
     HARD_SIGMOID = "HardSigmoid"
-    """min(max(x / 6 + 1/2, 0), 1)"""
+    """Hard sigmoid: min(max(x / 6 + 1/2, 0), 1)."""
     HARD_SWISH = "HardSwish"
-    """x * min(max(x / 6 + 1/2, 0), 1)"""
+    """Hard swish: x * min(max(x / 6 + 1/2, 0), 1)."""
     LEAKY_RELU = "LeakyRelu"
-    """x where x >= 0, else alpha * x"""
+    """Leaky ReLU: x for x >= 0, else alpha * x."""
     ELU = "Elu"
-    """x where x >= 0, else alpha * (exp(x) - 1)"""
+    """Exponential linear unit: x for x >= 0, else alpha * (exp(x) - 1)."""
     GELU = "Gelu"
-    """x * (1 + erf(x / sqrt(2))) / 2"""
+    """Gaussian error linear unit: x * (1 + erf(x / sqrt(2))) / 2."""
     GELU_TANH = "GeluTanh"
-    """x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))) / 2"""
+    """Approximate GELU: x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))) / 2."""
     NEGATIVE = "Neg"
     ABSOLUTE = "Abs"
     SIGN = "Sign"
-    """-1, 0 or 1"""
+    """Sign: -1, 0 or 1."""
     FLOOR = "Floor"
     CEILING = "Ceil"
     ROUND = "Round"
-    """Halves to even."""
+    """Rounding to the nearest integer, halves to even."""
     RECIPROCAL = "Reciprocal"
     SQUARE_ROOT = "Sqrt"
     EXPONENTIAL = "Exp"
     LOGARITHM = "Log"
-    """Natural."""
+    """Natural logarithm."""
     ERROR_FUNCTION = "Erf"
     SOFTPLUS = "Softplus"
-    """log(1 + exp(x))"""
+    """Softplus: log(1 + exp(x))."""
     SOFTSIGN = "Softsign"
-    """x / (1 + |x|)"""
+    """Softsign: x / (1 + |x|)."""
     SINE = "Sin"
     COSINE = "Cos"
     SQUARE = "Square"
     RECIPROCAL_ROOT = "Rsqrt"
-    """1 / sqrt(x)"""
+    """Reciprocal root: 1 / sqrt(x)."""
     THRESHOLDED_RELU = "ThresholdedRelu"
-    """x where x > alpha, else 0"""
+    """Thresholded ReLU: x for x > alpha, else 0."""
     HARD_SHRINK = "Shrink"
-    """x where |x| > alpha, else 0"""
+    """Hard shrink: x for |x| > alpha, else 0."""
 
 
 def _sigmoid(x: Array, _alpha: float) -> Array:
@@ -121,7 +124,7 @@ class UnaryFunction:
     """A function of one value."""
 
     compute: Callable[[Array, float], Array]
-    """On float64 arrays, with the operator's alpha."""
+    """The function on a float64 array, with the operator's alpha."""
     c: str
     """C of a float `x`, an identifier, with the functions of dovetail/kernels/runtime/floats.c."""
 
@@ -170,7 +173,7 @@ UNARY_FUNCTIONS = {
         lambda x, alpha: np.where(np.abs(x) > alpha, x, 0.0), "absolute({x}) > {alpha} ? {x} : 0.0f"
     ),
 }
-"""Every function."""
+"""Functions of one float, by name."""
 
 
 @dataclass(frozen=True)
@@ -178,6 +181,7 @@ class Unary(Pointwise):
     """A function of each float element, computed in float64 and rounded to float32."""
 
     kind: UnaryKind
+    """Name of the function, a key of `UNARY_FUNCTIONS`."""
     alpha: float = 0.0
     """Slope of LEAKY_RELU, scale of ELU, threshold of THRESHOLDED_RELU and HARD_SHRINK; unused by the others."""
 
@@ -223,10 +227,11 @@ class _Scores(Rowwise):
 
 @dataclass(frozen=True)
 class Softmax(_Scores):
-    """exp(beta * x) normalised to sum 1 over the last axis, float32."""
+    """Exponentials exp(beta * x), divided by their sum along the last axis, float32."""
 
     gives_shares: ClassVar[bool] = True
     beta: float = 1.0
+    """Factor of every element before the exponential."""
 
     def evaluate(self, inputs: Arrays) -> Array:
         x = inputs[0].astype(np.float64) * self.beta
@@ -284,7 +289,7 @@ class FixedSoftmax(Rowwise):
     """
 
     multiplier: int
-    """beta * input scale * 2**26 as a Q0.31 multiplier."""
+    """Factor of differences, beta * input scale * 2**26, as a Q0.31 multiplier."""
     shift: int
     """The power of two that goes with it, at least 0."""
     diff_min: int
@@ -303,7 +308,7 @@ class FixedSoftmax(Rowwise):
         return self
 
     def table(self) -> Array:
-        """exp of the difference -d for d = 0..255, Q0.31 in int32 [256]; 0 beyond diff_min."""
+        """Exponentials of -d for d = 0..255, Q0.31 in int32 [256]; 0 beyond diff_min."""
         differences = -np.arange(256, dtype=np.int64)
         kept = np.maximum(differences, self.diff_min)
         scaled = gemmlowp.high_product(kept << self.shift, self.multiplier)
@@ -331,3 +336,6 @@ class FixedSoftmax(Rowwise):
         scaled = body.rounding_shift(body.high_product(reciprocal, powers), exponent)
         result = body.add("Add", [scaled, body.number(self.dtype.low)])
         return body.cast(body.limited(result, self.dtype.low, self.dtype.high), self.dtype)
+
+
+document(__name__)

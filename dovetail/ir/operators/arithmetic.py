@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from dovetail.documented import document
 from dovetail.ir.operators import gemmlowp
 from dovetail.ir.operators.base import Arrays, Cut, Int64Operator, Known, Names, Operator, Pointwise, Types, require
 from dovetail.ir.types import Array, Box, DType, Shape, TensorType, blocks, full_box
@@ -22,16 +23,17 @@ if TYPE_CHECKING:
 
 
 class Rounding(enum.Enum):
-    """How a fixed-point product is rounded."""
+    """Roundings of a fixed-point product."""
 
     DOUBLE = "double"
-    """gemmlowp and TFLite Micro: a high product (halves rounded up), then a rounding shift (halves away from zero)."""
+    """Rounding of gemmlowp and TFLite Micro: a high product (halves rounded up), then a rounding shift (halves away
+    from zero)."""
     SINGLE = "single"
     """TOSA and XNNPACK: one 64-bit product, one rounding shift (half up)."""
     WIDE = "wide"
     """TFLite Micro for 64-bit accumulators: the multiplier cut to 16 bits, one rounding shift (half up)."""
     DOWN = "down"
-    """One 64-bit product, one shift that rounds down: what is shifted out is lost."""
+    """One 64-bit product, one shift that rounds down."""
     AWAY = "away"
     """One 64-bit product, one shift that rounds to the nearest (halves away from zero), as NVDLA's converters do."""
     FLOAT32 = "float32"
@@ -46,7 +48,7 @@ MOST_FLOAT = 1 << 20
 
 
 def fixed_point(x: Any, multiplier: Any, shift: Any, rounding: Rounding) -> Any:
-    """x * multiplier * 2**(shift - 31) as int64, rounded; arrays broadcast.
+    """Rounded products x * multiplier * 2**(shift - 31) as int64; arrays broadcast.
 
     Args:
         x: int64 values within int32 (within 48 bits for WIDE).
@@ -75,7 +77,7 @@ def fixed_point(x: Any, multiplier: Any, shift: Any, rounding: Rounding) -> Any:
 
 
 def float_scale(multiplier: Array, shift: Array) -> Array:
-    """multiplier * 2**(shift - 31) as float32, which keeps 24 bits of a multiplier."""
+    """The factor multiplier * 2**(shift - 31) as float32, which keeps 24 bits of a multiplier."""
     return np.asarray(np.ldexp(multiplier.astype(np.float64), shift.astype(np.int64) - 31), np.float32)
 
 
@@ -131,8 +133,11 @@ class Requantize(_ChannelScaling):
     """
 
     rounding: Rounding = Rounding.DOUBLE
+    """Rounding of the product."""
     input_zero_point: int = 0
+    """Subtracted from every element of the operand."""
     output_zero_point: int = 0
+    """Added to every scaled element."""
     left_shift: int = 0
     """Bits of head-room the operand is raised by first."""
 
@@ -168,8 +173,11 @@ class Clip(Pointwise):
     """Limit to [low, high] and narrow to `dtype`."""
 
     low: int
+    """Least result."""
     high: int
+    """Largest result."""
     dtype: DType
+    """Element type of the result."""
 
     @property
     def limited_to(self) -> tuple[int, int]:
@@ -192,10 +200,13 @@ class Clip(Pointwise):
 
 @dataclass(frozen=True)
 class Offset(Pointwise):
-    """x + offset, narrowed to `dtype`: an int8 value as uint8 (offset 128) and back (-128). Never overflows."""
+    """Elements x + offset, narrowed to `dtype`: an int8 value as uint8 (offset 128) and back (-128). It never
+    overflows."""
 
     offset: int
+    """Integer that is added."""
     dtype: DType
+    """Element type of the result."""
 
     def infer(self, inputs: Types) -> TensorType:
         kind = inputs[0].dtype
@@ -313,6 +324,7 @@ class Quantize(_Affine):
     dtype: DType
     """The integer type of the result."""
     axis: int = -1
+    """Axis along which scale and zero point differ, if they are arrays."""
 
     def infer(self, inputs: Types) -> TensorType:
         x, scale, zero_point = inputs
@@ -343,6 +355,7 @@ class Dequantize(_Affine):
 
     dequantises: ClassVar[bool] = True
     axis: int = -1
+    """Axis along which scale and zero point differ, if they are arrays."""
 
     def infer(self, inputs: Types) -> TensorType:
         x, scale, zero_point = inputs
@@ -387,3 +400,6 @@ def scale_digits(scale: Array) -> tuple[Array, ...] | None:
         if all(int(each) in known for each in scale):
             return tuple(np.array([known[int(each)][number] for each in scale], np.int32) for number in range(count))
     return None
+
+
+document(__name__)

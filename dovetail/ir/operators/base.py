@@ -46,6 +46,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
+from dovetail.documented import document
 from dovetail.ir.types import Array, Box, DType, Shape, TensorType
 from dovetail.names import names
 
@@ -56,13 +57,13 @@ T = TypeVar("T")
 """Whatever stands for an operand: a name, a type, ..."""
 
 Types = Sequence[TensorType]
-"""Types of operands."""
+"""Types of an operator's operands."""
 Arrays = Sequence[Array]
-"""Elements of operands."""
+"""Elements of an operator's operands."""
 Known = Sequence[Array | None]
 """Operands, None for those that are no constants."""
 Names = Sequence[str]
-"""Names of operands."""
+"""Names of an operator's operands."""
 Padding2d = tuple[tuple[int, int], tuple[int, int]]
 """Rows before and after, columns before and after."""
 
@@ -72,7 +73,7 @@ class SlidingWindow:
     """A window that moves over rows and columns of an NHWC image; all pairs are (rows, columns)."""
 
     kernel: tuple[int, int]
-    """Taps."""
+    """Taps along rows and columns."""
     stride: tuple[int, int] = (1, 1)
     """Pixels from one window to the next."""
     dilation: tuple[int, int] = (1, 1)
@@ -87,7 +88,8 @@ class SlidingWindow:
         return rows, columns
 
     def places(self, x: TensorType) -> tuple[int, int]:
-        """How many windows there are in an image; raises ValueError where it is none or smaller than the window."""
+        """The number of windows in an image, along rows and columns; raises ValueError if the value is no image, or
+        is smaller than the window."""
         require(len(x.shape) == 4, f"expects NHWC, got {x}")
         sizes = []
         for axis, span in enumerate(self.span):
@@ -120,17 +122,19 @@ class Piece:
     """Elements of one operand and where they lie in the result: what one strided copy moves."""
 
     operand: int
+    """Number of the operand."""
     box: Box
     """Part of the result."""
     start: Shape = ()
     """The element of the operand that comes first; empty for the whole operand, which is then of the box's size (a view
     of it, where the operator is one; smaller by what `before` and the box leave, where there is fill)."""
     walks: tuple[tuple[int, int], ...] = ()
-    """For each axis of the box the axis of the operand that is walked along, and by how many elements; along the last
-    one perhaps into the elements that follow in a row-major operand."""
+    """Axis of the operand and step in elements, for each axis of the box. The last one may step into the elements
+    that follow in a row-major operand."""
     before: Shape = ()
     """Elements of `fill` ahead of the operand along each axis; the box is what there is with them and those behind."""
     fill: int = 0
+    """Integer of the elements ahead of and behind the operand."""
 
 
 Cut = tuple["Operator", tuple[Box, ...]]
@@ -139,7 +143,7 @@ Cut = tuple["Operator", tuple[Box, ...]]
 
 @dataclass(frozen=True)
 class IntegerSum:
-    """How sums of floats are computed on integers that stand for them."""
+    """A sum of floats on the integers that stand for them."""
 
     operator: Operator
     """Gives the sums of the integers, int32."""
@@ -151,7 +155,7 @@ class IntegerSum:
 
 @dataclass(frozen=True)
 class Operator:
-    """One kind of computation, with its attributes.
+    """A kind of computation, with its attributes.
 
     Arrays are NHWC; operands follow the order documented in each class.
     """
@@ -162,15 +166,15 @@ class Operator:
     is_view: ClassVar[bool] = False
     """The result is the operand, row-major, under another shape."""
     pointwise: ClassVar[int] = 0
-    """How many operands, the first ones, give one element for each element of the result, which is at the same place
-    but for broadcasting; operands behind them are parameters. 0 for operators that are not computed element by
-    element."""
+    """Number of operands, the first ones, whose elements give the element of the result at the same place
+    (broadcasting aside). The other operands are parameters. 0 for operators that do not compute element by element."""
     as_given: ClassVar[bool] = False
-    """It computes on the very element types it is given, floats too, and has no other form on integers."""
+    """The operator computes on the element types it is given, floats too, and has no other form for integers."""
     exact: ClassVar[bool] = False
-    """Floats it computes are the same bits in numpy and in C; what only moves elements is exact anyhow."""
+    """The floats it computes have the same bits in numpy and in C; operators that only move elements need not say
+    it."""
     opaque: ClassVar[bool] = False
-    """Its meaning is not said in ONNX: who reads a saved graph must know its class."""
+    """ONNX has no body for it: a reader of a saved graph must know its class."""
     is_rowwise: ClassVar[bool] = False
     """The result has the operand's shape, and each row along the last axis is made from the same row, all of it."""
 
@@ -195,12 +199,12 @@ class Operator:
     """Each row of the result are shares, from 0 to 1, which add up to 1."""
 
     weight_axis: ClassVar[int | None] = None
-    """For a layer, whose second operand is its weights and whose third, if there is one, a bias of one element per
-    output channel: the axis of the weights that output channels run along. None for every other operator."""
+    """Axis of a layer's weights along which output channels run; the weights are the second operand, and the third
+    operand, if any, is a bias with one element per output channel. None for operators that are no layers."""
 
     @property
     def class_name(self) -> str:
-        """Its name in messages and saved graphs."""
+        """Name in messages and saved graphs."""
         return type(self).__name__
 
     @property
@@ -226,12 +230,16 @@ class Operator:
         return None
 
     def with_filler(self, value: float) -> Operator:
-        """The operator with another `filler`; itself where it has none."""
+        """The operator with another `filler`; the operator itself if it has none.
+
+        Args:
+            value: the new number.
+        """
         return self
 
     def slope_of(self, constants: Known) -> float | None:
-        """By how much the result grows with each of its `pointwise` operands, rounding aside; None where that is not
-        one number known at compile time. `constants` are the operands, None for those computed at run time."""
+        """The growth of the result with each of its `pointwise` operands, without rounding; None if it is not one
+        number known at compile time. `constants` are the operands, None for those computed at run time."""
         return None
 
     def line_of(self, constants: Known) -> tuple[Array, Array] | None:
@@ -245,8 +253,15 @@ class Operator:
         return False
 
     def summing(self, zero_point: int, x: TensorType) -> IntegerSum:
-        """How integers x that stand for floats, less a zero point each, are summed; raises TypeError for an operator
-        that does not sum (`sums`)."""
+        """The sum for integers that stand for floats.
+
+        Args:
+            zero_point: subtracted from each integer.
+            x: type of the operand.
+
+        Raises:
+            TypeError: the operator does not sum (`sums`).
+        """
         raise TypeError(f"{type(self).__name__} does not sum")
 
     @property
@@ -268,11 +283,12 @@ class Operator:
         raise TypeError(f"{type(self).__name__} has no type rule")
 
     def evaluate(self, inputs: Arrays) -> Array:
-        """The exact result in numpy."""
+        """The exact result in numpy; raises TypeError for an operator without a meaning of its own."""
         raise TypeError(f"{type(self).__name__} has no meaning")
 
     def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
-        """Write the operator's meaning as standard ONNX nodes into `body`; returns the result's name."""
+        """Write the operator's meaning as standard ONNX nodes into `body`, and return the result's name; raises
+        TypeError if the operator has no ONNX body."""
         raise TypeError(f"{type(self).__name__} has no ONNX body")
 
     def crop(self, box: Box, inputs: Types) -> Cut:
@@ -293,8 +309,8 @@ class Operator:
         return None
 
     def chosen_from(self, operands: Sequence[T]) -> Sequence[T]:
-        """The operands (names, types, ... in the operator's order) whose elements the result consists of, each
-        chosen alike for floats and for integers that stand for them: quantised alike, they need no arithmetic.
+        """The operands (names, types, ... in the operator's order) whose elements make up the result. The choice is
+        alike for floats and for integers that stand for them, so operands with equal scales need no arithmetic.
 
         Empty where the result is computed. With one, the result has its integers; several should share their steps.
         """
@@ -355,7 +371,7 @@ class Rowwise(Operator):
 
     is_rowwise: ClassVar[bool] = True
     noun: ClassVar[str] = "a softmax"
-    """In messages."""
+    """Name for messages."""
 
     def crop(self, box: Box, inputs: Types) -> Cut:
         require(box[-1] == (0, inputs[0].shape[-1]), f"{self.noun} is not tiled over its last axis")
@@ -422,3 +438,5 @@ def require(condition: bool, sentence: str) -> None:
 
 if not TYPE_CHECKING:
     __getattr__ = names(__name__, Window="SlidingWindow")
+
+document(__name__)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from dovetail.documented import document
 from dovetail.ir.operators.base import Cut, Int64Operator, Types, require
 from dovetail.ir.types import Box, DType, TensorType
 
@@ -58,7 +59,7 @@ class BitProduct(Int64Operator):
 
     result = DType.INT32
     zero_point: int = 0
-    """Taken off every element of w."""
+    """Subtracted from every element of w."""
 
     def infer(self, inputs: Types) -> TensorType:
         x, planes = inputs
@@ -82,3 +83,6 @@ class BitProduct(Int64Operator):
 
     def macs(self, inputs: Types) -> int:
         return self.infer(inputs).elements * inputs[0].shape[-1]
+
+
+document(__name__)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dovetail.documented import document
 from dovetail.ir.operators.base import Arrays, Known, Names, Pointwise, T, Types, broadcast_shape, require
 from dovetail.ir.types import Array, DType, TensorType
 
@@ -27,13 +28,13 @@ class BinaryKind(enum.Enum):
     MINIMUM = "Min"
     MAXIMUM = "Max"
     PRELU = "PRelu"
-    """a where a >= 0, else a * b: float32 only."""
+    """Parametric ReLU: a for a >= 0, else a * b; float32 only."""
     SQUARED_DIFFERENCE = "SquaredDifference"
-    """(a - b)**2"""
+    """Squared difference: (a - b)**2."""
     POWER = "Pow"
-    """a**b; of integers rounded towards zero where b is negative, 0 where a is 0 then."""
+    """Power: a**b. Integers are rounded towards zero for negative b, and 0 to a negative power is 0."""
     MODULO = "Mod"
-    """a - floor(a / b) * b: the sign is the divisor's; of integers 0 where the divisor is 0."""
+    """Remainder: a - floor(a / b) * b, with the divisor's sign. For integers it is 0 if the divisor is 0."""
 
 
 def _divide(a: Array, b: Array) -> Array:
@@ -82,6 +83,7 @@ class Binary(Pointwise):
 
     pointwise = 2
     kind: BinaryKind
+    """Kind of arithmetic."""
 
     def infer(self, inputs: Types) -> TensorType:
         a, b = inputs
@@ -153,6 +155,7 @@ class Compare(Pointwise):
 
     pointwise = 2
     kind: CompareKind
+    """Kind of comparison."""
 
     def infer(self, inputs: Types) -> TensorType:
         a, b = inputs
@@ -170,7 +173,8 @@ class Compare(Pointwise):
 
 @dataclass(frozen=True)
 class Select(Pointwise):
-    """a where the condition holds, else b. Operands: condition bool, a and b of one type; all broadcast."""
+    """Elements of a where the condition is true, otherwise of b. Operands: condition bool, a and b of one type; all
+    broadcast."""
 
     pointwise = 3
 
@@ -201,6 +205,7 @@ class Convert(Pointwise):
     """
 
     dtype: DType
+    """Element type of the result."""
 
     def infer(self, inputs: Types) -> TensorType:
         require(min(self.dtype.bits, inputs[0].dtype.bits) >= 8, f"cannot convert {inputs[0]} to {self.dtype.text}")
@@ -228,3 +233,6 @@ class Convert(Pointwise):
         high = min(self.dtype.high, (1 << 63) - 1024)
         bounds = [body.real64_scalar(self.dtype.low), body.real64_scalar(high)]
         return body.cast(body.cast(body.add("Clip", [wide, *bounds]), DType.INT64), self.dtype)
+
+
+document(__name__)

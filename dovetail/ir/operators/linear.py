@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
+from dovetail.documented import document
 from dovetail.ir.operators.base import Arrays, Cut, Known, Names, Operator, SlidingWindow, Types, broadcast_box, require
 from dovetail.ir.types import Array, Box, DType, TensorType, blocks, full_box, with_span
 
@@ -34,14 +35,15 @@ class Linear(Operator):
     """A layer: sums of products of activations, the first operand, with weights, and a bias if there is a third."""
 
     weight_axis: ClassVar[int] = 0
+    """Axis of the weights along which output channels run."""
     input_zero_point: int
-    """Taken off every input element (integer types only)."""
+    """Subtracted from every element of x (integer types only)."""
     weight_zero_point: int
-    """Taken off every weight (integer types only)."""
+    """Subtracted from every weight (integer types only)."""
 
     @property
     def zero_points(self) -> tuple[int, int]:
-        """The input's and the weights'."""
+        """Zero points of the input and of the weights."""
         return self.input_zero_point, self.weight_zero_point
 
     def as_convolution(self, weights: Array) -> Array:
@@ -49,7 +51,12 @@ class Linear(Operator):
         return weights
 
     def with_zero_points(self, x: int, weights: int = 0) -> Self:
-        """The same layer with other zero points."""
+        """The same layer with other zero points.
+
+        Args:
+            x: zero point of the input.
+            weights: zero point of the weights.
+        """
         changed: Any = self
         moved: Self = replace(changed, input_zero_point=x, weight_zero_point=weights)
         return moved
@@ -77,9 +84,13 @@ class Convolution(Linear):
     """Full and depthwise convolution: windows without padding (a Pad stands before where needed)."""
 
     stride: tuple[int, int] = (1, 1)
+    """Rows and columns from one window to the next."""
     dilation: tuple[int, int] = (1, 1)
+    """Rows and columns from one tap of a window to the next."""
     input_zero_point: int = 0
+    """Subtracted from every element of x (integer types only)."""
     weight_zero_point: int = 0
+    """Subtracted from every weight (integer types only)."""
 
     def window(self, inputs: Types) -> SlidingWindow:
         return SlidingWindow((inputs[1].shape[1], inputs[1].shape[2]), self.stride, self.dilation)
@@ -204,7 +215,9 @@ class FullyConnected(Linear):
     """
 
     input_zero_point: int = 0
+    """Subtracted from every element of x (integer types only)."""
     weight_zero_point: int = 0
+    """Subtracted from every weight (integer types only)."""
 
     def as_convolution(self, weights: Array) -> Array:
         return weights[:, None, None, :]
@@ -252,9 +265,9 @@ class MatrixProduct(Operator):
     int32, unless the sums of so many might leave it."""
 
     left_zero_point: int = 0
-    """Taken off every element of a (integer types only)."""
+    """Subtracted from every element of a (integer types only)."""
     right_zero_point: int = 0
-    """Taken off every element of b (integer types only)."""
+    """Subtracted from every element of b (integer types only)."""
 
     @property
     def zero_points(self) -> tuple[int, int]:
@@ -304,3 +317,6 @@ class MatrixProduct(Operator):
             for name, zero_point in zip(inputs, (self.left_zero_point, self.right_zero_point), strict=True)
         ]
         return body.cast(body.add("MatMul", terms), self._sums(*types))
+
+
+document(__name__)

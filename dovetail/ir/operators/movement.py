@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dovetail.documented import document
 from dovetail.ir.operators.base import Arrays, Cut, Mover, Names, Operator, Piece, SlidingWindow, T, Types, require
 from dovetail.ir.types import Array, Box, DType, Shape, TensorType, full_box, with_span
 
@@ -22,6 +23,7 @@ class Reshape(Mover):
 
     is_view = True
     shape: Shape
+    """Shape of the result, with as many elements as the operand."""
 
     def infer(self, inputs: Types) -> TensorType:
         require(prod(self.shape) == inputs[0].elements, f"cannot reshape {inputs[0]} to {list(self.shape)}")
@@ -53,6 +55,7 @@ class Transpose(Mover):
     """Axes in another order: axis i of the result is axis permutation[i] of the operand."""
 
     permutation: tuple[int, ...]
+    """Axis of the operand for each axis of the result."""
 
     def infer(self, inputs: Types) -> TensorType:
         require(
@@ -90,7 +93,9 @@ class Pad(Mover):
 
     pads = True
     before: Shape
+    """Elements before each axis."""
     after: Shape
+    """Elements after each axis."""
     value: float = 0
     """The element written: an integer for integer types."""
 
@@ -143,10 +148,11 @@ class Pad(Mover):
 
 @dataclass(frozen=True)
 class Concat(Mover):
-    """Operands one behind the other along an axis."""
+    """Operands joined along an axis, in order."""
 
     joins = True
     axis: int
+    """Axis that is joined, from 0."""
 
     def infer(self, inputs: Types) -> TensorType:
         first = inputs[0]
@@ -188,8 +194,11 @@ class Slice(Mover):
     """A rectangular part, every `step`-th element."""
 
     start: Shape
+    """First element along each axis."""
     stop: Shape
+    """End along each axis: the first element left out."""
     step: Shape
+    """Elements from one taken element to the next, along each axis."""
 
     @property
     def box_read(self) -> Box:
@@ -248,8 +257,11 @@ class Im2col(Mover):
     """
 
     kernel: tuple[int, int]
+    """Rows and columns of a window."""
     stride: tuple[int, int] = (1, 1)
+    """Rows and columns from one window to the next."""
     dilation: tuple[int, int] = (1, 1)
+    """Rows and columns from one tap of a window to the next."""
 
     def __repr__(self) -> str:
         """Part of what tuning files know a layer by."""
@@ -324,13 +336,13 @@ class Relayout(Mover):
 
 @dataclass(frozen=True)
 class Pick(Mover):
-    """y[i, j, ...] = x[places[0][i], places[1][j], ...]: elements by fixed places along each axis.
+    """Elements at fixed places along each axis: y[i, j, ...] = x[places[0][i], places[1][j], ...].
 
     Reversal, repetition, borders that mirror or repeat, and nearest-neighbour resizing are all of this kind.
     """
 
     places: tuple[tuple[int, ...], ...]
-    """For each axis of the operand, where the elements of the result come from, from 0."""
+    """Places, from 0, of the result's elements along each axis of the operand."""
 
     def infer(self, inputs: Types) -> TensorType:
         x = inputs[0]
@@ -374,7 +386,7 @@ class Gather(Operator):
     """
 
     axis: int
-    """From 0."""
+    """Axis whose elements are picked, from 0."""
 
     def infer(self, inputs: Types) -> TensorType:
         x, indices = inputs
@@ -416,7 +428,7 @@ class Resample(Operator):
     """
 
     axes: tuple[int, ...]
-    """From 0, in rising order."""
+    """Axes that change, from 0, in rising order."""
 
     def infer(self, inputs: Types) -> TensorType:
         x, *taps = inputs
@@ -464,3 +476,6 @@ class Resample(Operator):
             weighted = body.add("Mul", [taken, aligned])
             result = body.add("ReduceSum", [weighted, body.integers((axis + 1,))], keepdims=0)
         return result
+
+
+document(__name__)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
+from dovetail.documented import document
 from dovetail.ir.operators.base import (
     Arrays,
     Cut,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class ReduceKind(enum.Enum):
-    """How elements become one."""
+    """Kinds of reduction of several elements to one."""
 
     SUM = "ReduceSum"
     MEAN = "ReduceMean"
@@ -48,12 +49,13 @@ class Pool2d(Operator):
     """
 
     kind: ClassVar[ReduceKind]
-    """How the elements of a window become one."""
+    """Kind of reduction of a window."""
     kernel: tuple[int, int]
     """Rows and columns of the window."""
     stride: tuple[int, int]
     """Rows and columns from one window to the next."""
     padding: Padding2d = ((0, 0), (0, 0))
+    """Rows above and below, columns to the left and right."""
 
     @property
     def zero_point(self) -> int:
@@ -148,7 +150,7 @@ class SummingPool2d(Pool2d):
     """A pool whose result follows from the sum of each window."""
 
     input_zero_point: int
-    """Taken off every integer."""
+    """Subtracted from every integer."""
 
     @property
     def zero_point(self) -> int:
@@ -164,7 +166,11 @@ class SummingPool2d(Pool2d):
         return np.asarray(totals - counts * self.input_zero_point).astype(np.int32)
 
     def integers(self, x: Array) -> Array:
-        """The result for integers."""
+        """The result for an operand of integers.
+
+        Args:
+            x: the operand, NHWC.
+        """
         return self.of_sums(self._total(x.astype(np.int64)), self.counts(TensorType(x.shape, DType.of(x.dtype))))
 
 
@@ -178,9 +184,10 @@ class AveragePool2d(SummingPool2d):
 
     kind = ReduceKind.MEAN
     scaled_sum: bool = False
-    """For the quantize stage: the integer form must be a sum and one scaling, as TFLite's MEAN is, also where input
-    and result are quantised alike. No meaning of its own."""
+    """Whether the integer form must be a sum and one scaling, as in TFLite's MEAN, even if operand and result are
+    quantised alike. Only the quantize stage reads it; the result is the same."""
     input_zero_point: int = 0
+    """Subtracted from every integer."""
 
     def infer(self, inputs: Types) -> TensorType:
         real = inputs[0].dtype is DType.FLOAT32
@@ -249,10 +256,11 @@ class Reduce(Operator):
     """
 
     kind: ReduceKind
+    """Kind of reduction."""
     axes: tuple[int, ...]
-    """From 0, in rising order."""
+    """Axes that are reduced, from 0, in rising order."""
     input_zero_point: int = 0
-    """Taken off every element of an integer SUM."""
+    """Subtracted from every element of an integer SUM."""
 
     def infer(self, inputs: Types) -> TensorType:
         x = inputs[0]
@@ -312,13 +320,15 @@ class CumSum(Operator):
     """
 
     axis: int
-    """From 0."""
+    """Axis along which sums run, from 0."""
     exclusive: bool = False
     """Whether y[i] leaves x[i] out."""
     reverse: bool = False
     """Whether sums begin at the end of the axis."""
     input_zero_point: int = 0
+    """Subtracted from every integer."""
     sums: ClassVar[bool] = True
+    """True: the result is sums of the operand's elements."""
 
     def infer(self, inputs: Types) -> TensorType:
         x = inputs[0]
@@ -366,12 +376,13 @@ class ArgExtreme(Operator):
     """The place of the largest (or smallest) element along an axis, which stays with size 1."""
 
     axis: int
-    """From 0."""
+    """Axis that is reduced, from 0."""
     largest: bool
+    """True for the place of the largest element, False for the least."""
     last: bool = False
     """Whether the last of equal elements is taken, otherwise the first."""
     dtype: DType = DType.INT64
-    """INT32 or INT64."""
+    """Element type of the result, INT32 or INT64."""
 
     def infer(self, inputs: Types) -> TensorType:
         x = inputs[0]
@@ -410,8 +421,11 @@ class Normalise(Rowwise):
 
     noun = "a normalisation"
     epsilon: float
+    """Added to the mean of squares before the root; the least sum of squares if `summed`."""
     centred: bool = True
+    """Whether the mean of a row is subtracted first."""
     summed: bool = False
+    """Whether rows are divided by the root of their sum of squares, without a mean."""
 
     def infer(self, inputs: Types) -> TensorType:
         x = inputs[0]
@@ -439,3 +453,6 @@ class Normalise(Rowwise):
         mean = body.add("ReduceMean", [body.add("Mul", [x, x]), last], keepdims=1)
         spread = body.add("Sqrt", [body.add("Add", [mean, body.scalar(self.epsilon, DType.FLOAT32)])])
         return body.add("Div", [x, spread])
+
+
+document(__name__)

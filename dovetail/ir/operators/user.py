@@ -31,14 +31,14 @@ class SaidOperand:
     scale: tuple[float, ...] = ()
     """Scales of a quantised tensor: one, or one for each index along an axis. Empty for none; ONNX has none here."""
     zero_point: tuple[int, ...] = ()
-    """As many as scales."""
+    """Zero points, as many as scales."""
     array: Array | None = None
     """The elements of a constant."""
 
 
 @dataclass(frozen=True)
 class Said:
-    """A model file's facts about one operator: `UserOperator.read` makes attributes of them."""
+    """Operator of a model file: attributes and operands, as the file declares them."""
 
     attributes: Mapping[str, Any]
     """Numbers, texts, tuples and dictionaries of them, by name: the flexbuffer of a TFLite operator's custom options,
@@ -46,7 +46,7 @@ class Said:
     operands: tuple[SaidOperand | None, ...] = ()
     """None for one that is left out."""
     results: tuple[SaidOperand, ...] = ()
-    """As many as the file has."""
+    """Number of results in the file."""
     raw: bytes = b""
     """The custom options of a TFLite operator as they are; where they are no flexbuffer there are no attributes."""
     fault: str = ""
@@ -103,13 +103,14 @@ class UserOperator(Operator):
     exact: ClassVar[bool] = True
     """Whether the C computes the bits of `compute`, floats too; else `dovetail run` allows for their rounding."""
     custom_code: ClassVar[str] = ""
-    """Its name as a TFLite CUSTOM operator."""
+    """Name as a TFLite CUSTOM operator."""
     domain: ClassVar[str] = ""
-    """Its domain in ONNX."""
+    """Domain of the operator in ONNX."""
     op_type: ClassVar[str] = ""
-    """Its name in ONNX."""
+    """Name of the operator in ONNX."""
     taken: ClassVar[int | None] = None
-    """How many operands of the file are operands of the node; those behind are constants for `read`. None: all."""
+    """Number of the file's operands that the node has as operands; the others are constants for `read`. None for
+    all."""
     real: ClassVar[bool] = False
     """Quantised operands of TFLite are given as the floats they stand for."""
     passed_over: ClassVar[tuple[str, ...]] = ()
@@ -122,12 +123,13 @@ class UserOperator(Operator):
     """The function in `c` that computes the operator."""
 
     given: DType | None = field(default=None, kw_only=True)
-    """Which of several results the node gives: those of this element type; None where all have one. Set by readers."""
+    """Element type of the results that the node gives, if the operator has several types; None if all have one.
+    Readers set it."""
 
     @classmethod
     def read(cls, said: Said) -> Self:
-        """The operator a model file speaks of: fields by the attributes' names and their declared types. Names that
-        begin with _ are passed over.
+        """The operator for an operator of a model file; its fields have the names and types of the file's
+        attributes.
 
         Raises:
             ValueError: an attribute is missing, unknown or of another type.
@@ -144,7 +146,11 @@ class UserOperator(Operator):
         raise TypeError(f"{type(self).__name__} has no type rule")
 
     def compute(self, inputs: Sequence[Array]) -> Sequence[Array]:
-        """All results in numpy, exactly as the C computes them."""
+        """All results in numpy, exactly as the C computes them; raises TypeError if the class has no such method.
+
+        Args:
+            inputs: elements of the operands.
+        """
         raise TypeError(f"{type(self).__name__} has no meaning")
 
     def numbers(self, inputs: Sequence[TensorType]) -> Sequence[int | float]:
@@ -183,7 +189,7 @@ class UserOperator(Operator):
         return places, kinds
 
     def infer(self, inputs: Sequence[TensorType]) -> TensorType:
-        """The type of the one result; of several, that of a vector with one behind the other."""
+        """The type of the result; if there are several results, the type of a vector that has them in a row."""
         places, kinds = self.parts(inputs)
         if len(places) == 1:
             return kinds[places[0]]

@@ -43,7 +43,8 @@ class RequantisationLimits:
     multiplies: bool = True
     """Whether there is a product at all. If not, the factor but for a power of two goes into the weights."""
     digits: int = 0
-    """Without a product, the most shifts and additions that make one; of layers the rewrite is told of."""
+    """Most shifts and additions that make up the factor, for engines without a multiplier. It applies to the layers
+    the rewrite names."""
 
 
 def scale_and_shift(
