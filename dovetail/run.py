@@ -451,7 +451,7 @@ def _run_board(
 
 
 def board_image(build: ProjectBuild) -> Path:
-    """The firmware that `make board` makes."""
+    """The firmware file that the goal `board` of the Makefile writes."""
     return build.folder / f"{build.manifest.model_prefix}_board.elf"
 
 
