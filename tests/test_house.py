@@ -62,6 +62,14 @@ HARD = (
     "These are operators of one's own.",
     "It is read by whoever is first.",
     "Tickets wrap, and it does not mind.",
+    "It is larger than what the engine reads.",
+    "Where there is a DMA, it copies.",
+    "These are regions between which the core waits.",
+    "The second port has none.",
+    "The cycles are the core's.",
+    "Elements that are there are used.",
+    "The input is an integer, so is the result.",
+    "Both sums shall be equal.",
 )
 
 

@@ -44,7 +44,9 @@ TargetName = Annotated[
 ]
 OptionalTarget = Annotated[str | None, option("--target", "--part", "-t", help="As for compile.")]
 TargetArgument = Annotated[str, argument(metavar="TARGET", help="A target's name, or the path of a target file.")]
-TargetFile = Annotated[str | None, option("--target", "-t", help="The target file it was made for, if it was one.")]
+TargetFile = Annotated[
+    str | None, option("--target", "-t", help="The target file of the build; not needed for a built-in target.")
+]
 BuildFolder = Annotated[Path, argument(help="A folder made by dovetail compile.")]
 Page = Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write.")]
 Json = Annotated[Path | None, option("--json", help="Write the same here as JSON; - for stdout.")]

@@ -24,7 +24,7 @@ class RunOptions:
     sim: Simulator | None = flag(
         None,
         "The simulated chip with its cycles (iss), the same with engines in Verilog (rtl), or the C code on this "
-        "machine (host); iss where there is such a chip.",
+        "machine (host); iss if the target has a simulated chip.",
         kind=Simulator | None,
     )
     input_file: Path | None = flag(
@@ -34,12 +34,12 @@ class RunOptions:
         None, "Write the outputs here, an .npz keyed by tensor names.", "--output", kind=Path | None
     )
     json_file: Path | None = flag(None, "Write the report here as JSON; - for stdout.", "--json", kind=Path | None)
-    target: str | None = flag(None, "The target file it was made for, if it was one.", "--target", "-t")
+    target: str | None = flag(None, "The target file of the build; not needed for a built-in target.", "--target", "-t")
     core: str = flag("", "With --sim rtl: run on this core's RTL (cv32e40p, cv32e40p-pulp, ibex, picorv32, vexriscv).")
     waves: Path | None = flag(None, "With --sim rtl: write the engine's signals here, as VCD.", kind=Path | None)
     wave_cycles: int = flag(10_000, "Cycles of them, from the start.", min=1)
     check: bool = flag(True, "Compare the outputs with the integer graph in the build.")
-    parts: bool = flag(False, "Show the parts that layers are cut into, each by itself.", "--parts")
+    parts: bool = flag(False, "Show each part of a layer that is cut.", "--parts")
     check_layers: bool = flag(
         False,
         "On a simulator: compare every layer, and name the first that differs.",

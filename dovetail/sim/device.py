@@ -477,7 +477,7 @@ class Guarded(_Around):
             f"{self._unit} writes outside of its result: {count} bytes{job}, the first at {address:#x}, "
             f"{away} the result of {result}; that byte is of {whose}",
             where=self._unit,
-            hint="compare the sizes and strides of that launch with what the engine writes",
+            hint="compare the sizes and strides of that launch with the bytes that the engine writes",
         )
 
 

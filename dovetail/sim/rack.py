@@ -61,7 +61,7 @@ class RackContents:
             raise RefusedError(f"nothing is loaded as {what}")
         known = self.parts[what].get(number, bytearray())
         if offset > len(known) or self.nbytes() + len(content) > MOST_LOADED:
-            raise RefusedError(f"byte {offset} does not follow what is there, or it is too much")
+            raise RefusedError(f"byte {offset} does not follow the loaded bytes, or the content is too large")
         known[offset : offset + len(content)] = content
         self.parts[what][number] = known
 

@@ -110,7 +110,7 @@ class LoadedElements:
             for way, neighbour in enumerate(self._topology.neighbours[number].tolist()):
                 if entry[2] >> way & 1:
                     if neighbour < 0:
-                        raise RefusedError(f"the message {key} leaves chip {name_of(chip)} where there is no link")
+                        raise RefusedError(f"the message {key} leaves chip {name_of(chip)} without a link")
                     todo.append(word_of((*self._topology.places[neighbour], 0)))
         return readers
 

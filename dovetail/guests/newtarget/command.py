@@ -24,7 +24,7 @@ def new_target(
         str | None,
         option(
             "--style",
-            help="How the engine is told its work: registers, a list of commands in memory (list), an instruction "
+            help="How the engine gets its work: registers, a list of commands in memory (list), an instruction "
             "of the core's own (instruction), registers of one that works in DRAM (in-place), calls (library).",
         ),
     ] = None,

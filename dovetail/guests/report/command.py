@@ -115,7 +115,8 @@ def compare(
     page: Annotated[Path | None, option("--output", "-o", help="Write it here as HTML.")] = None,
     json_file: Json = None,
     target: Annotated[
-        list[str] | None, option("--target", "-t", help="The target files they were made for, if they were.")
+        list[str] | None,
+        option("--target", "-t", help="The target files of the builds; not needed for built-in targets."),
     ] = None,
 ) -> None:
     """Show two builds side by side.

@@ -135,7 +135,7 @@ def _refusal(match: dt.Match) -> str | None:
 
 KERNEL = dt.Constraint("there must be an OpenCL kernel for it", _refusal, lambda refusal: refusal is None)
 NARROW = dt.Constraint(
-    "values must be at most 16 bits wide: sums stay with what makes them",
+    "values must be at most 16 bits wide: a sum stays with its layer",
     lambda match: max((match.graph.types[name].dtype.bits for name in match.graph.inputs), default=0),
     lambda bits: bits <= 16,
 )
