@@ -46,22 +46,30 @@ def ranges(numbers: list[int]) -> str:
     return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
 
 
+def numbered(target: Target) -> dict[str, int]:
+    """The limits of a target's engines with their numbers, the most frequent first."""
+    offloads = (offload for engine in target.engines for offload in engine.offloads)
+    sentences = ({constraint.sentence: None for constraint in offload.constraints} for offload in offloads)
+    count = Counter(sentence for some in sentences for sentence in some)
+    return {sentence: number for number, sentence in enumerate(sorted(count, key=lambda one: -count[one]), 1)}
+
+
 def engine_lines(target: Target) -> list[str]:
-    """The names of a target's patterns, those with equal limits together, and each limit once with its number."""
-    rows: dict[tuple[str, ...], list[str]] = {}
+    """The names of a target's patterns, those with equal limits together, and the table of its limits."""
+    rows: dict[str, list[str]] = {}
+    known = numbered(target)
     for engine in target.engines:
         of = f"`{engine.name}` " if len(target.engines) > 1 else ""
         for offload in engine.offloads:
-            sentences = tuple(dict.fromkeys(constraint.sentence for constraint in offload.constraints))
-            rows.setdefault(sentences, []).append(of + offload.name)
-    count = Counter(sentence for sentences in rows for sentence in sentences)
-    known = {sentence: number for number, sentence in enumerate(sorted(count, key=lambda one: -count[one]), 1)}
-    taken = (
-        f"- {', '.join(names)}: {ranges(sorted(known[sentence] for sentence in sentences))}"
-        for sentences, names in rows.items()
-    )
-    limits = (f"{number}. {sentence}" for sentence, number in known.items())
-    return [f"### `{target.name}`", "", *taken, "", *limits, ""]
+            limits = ranges(sorted({known[constraint.sentence] for constraint in offload.constraints}))
+            rows.setdefault(limits, []).append(of + offload.name)
+    taken = (f"- {'; '.join(names)}: {limits}" for limits, names in rows.items())
+    return [f"### `{target.name}`", "", *taken, "", *included(f"limits_{target.name}")]
+
+
+def limits(target: Target) -> Rows:
+    """The table of a target's limits."""
+    return [["number", "limit"], *([number, sentence] for sentence, number in numbered(target).items())]
 
 
 def patterns() -> Rows:
@@ -230,7 +238,9 @@ def page() -> str:
 
 def outdated() -> dict[str, Rows]:
     """The tables whose files are not what the code says today."""
-    made = {name: [[str(cell) for cell in row] for row in make()] for name, make in TABLES.items()}
+    tables = {name: make() for name, make in TABLES.items()}
+    tables |= {f"limits_{one.name}": limits(one) for one in map(load_target, BUILT_IN) if one.engines}
+    made = {name: [[str(cell) for cell in row] for row in rows] for name, rows in tables.items()}
     paths = {name: FIGURES / f"{name}.csv" for name in made}
     return {name: rows for name, rows in made.items() if not paths[name].is_file() or read(paths[name]) != rows}
 
