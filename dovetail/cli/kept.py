@@ -92,10 +92,10 @@ def inputs_of(*known: Path) -> Iterator[dict[str, str]]:
     _READING.seen, found = {path.absolute(): _state(path) for path in known}, dict[str, str]()
     try:
         yield found
-        own = (*_OF_SYSTEM, Path(dovetail.__file__).parent, default_cache())
+        own = tuple(f"{one}{os.sep}" for one in (*_OF_SYSTEM, Path(dovetail.__file__).parent, default_cache()))
         for path, state in sorted(_READING.seen.items()):
             is_known = any(path == one.absolute() for one in known)
-            if path.is_file() and (is_known or not any(folder in path.parents for folder in own)):
+            if path.is_file() and (is_known or not str(path).startswith(own)):
                 found[str(path)] = _digest(path) if _state(path) == state else ""
     finally:
         _READING.seen = None

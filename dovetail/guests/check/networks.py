@@ -193,7 +193,7 @@ class FromNetworks:
         kind = settings["model"]
         if kind == 0 and self.own is None:
             raise ValueError("the port gives no networks of its own")
-        whole = self.own(settings) if kind == 0 and self.own is not None else _integer(settings, kind - 1)
+        whole = self.own(settings) if kind == 0 and self.own is not None else integer_graph(settings, kind - 1)
         parts = [part for policy in self.policies for part in self._parts(whole, policy)]
         if not parts:
             raise ValueError("no policy makes of it what the pattern matches")
@@ -216,8 +216,8 @@ class FromNetworks:
                 yield next((len(limits) - at for at, limit in enumerate(limits) if limit.failure(own)), 0), part
 
 
-def _integer(settings: Mapping[str, int], kind: int) -> Graph:
-    """The integer graph of one of `NETWORKS`."""
+def integer_graph(settings: Mapping[str, int], kind: int) -> Graph:
+    """The integer graph of one of `NETWORKS`; raises ValueError where the settings make none."""
     net = CheckNetwork(settings)
     result = NETWORKS[kind][1](net)
     whole = {node.output: node for node in net.builder.finish([result.name]).nodes}[result.name].inputs[0]

@@ -24,6 +24,7 @@ from dovetail.guests.check.cases import (
     nearest_failure,
     taken,
 )
+from dovetail.guests.check.core_layers import check_core_layers
 from dovetail.guests.check.findings import Checked, Finding, Tested
 from dovetail.guests.check.instructions import check_instructions
 from dovetail.guests.check.launches import launch_findings
@@ -90,7 +91,7 @@ def check(
     """
     checker = _Checker(through_policies(target), order, progress)
     target = checker.target
-    own = target.core.instructions or target.core.functions
+    own = target.core.instructions or target.core.functions or target.core.pairs or target.core.vectors
     if not target.engines and not own:
         hint = "give a target with an engine, or with instructions of its core's own"
         raise TargetError("it has no engine to check", where=target.name, hint=hint)
@@ -98,7 +99,7 @@ def check(
         verilog_devices(target)  # else each batch would say that it does not build
     checked = Checked(target.name, [_of_declarations(sentence) for sentence in lint_target(target)])
     if own:
-        check_instructions(target, order.simulators, order.offloads, checked, progress)
+        _check_core(target, order, checked, progress)
     every = [(engine.name, offload.name) for engine in target.engines for offload in engine.offloads]
     wanted = [(engine, offload) for engine, offload in every if not order.offloads or offload in order.offloads]
     if order.offloads and not wanted and not checked.tested:
@@ -120,6 +121,21 @@ def check(
         known = {(one.engine, one.offload) for one in checked.tested}
         checked.tested += [Tested(*place, remark=STOPPED) for place in wanted if place not in known]
         checked.stopped = True
+    return _concluded(checked)
+
+
+def _check_core(target: Target, order: Order, checked: Checked, progress: Callable[[str], None]) -> None:
+    """Try a core's own instructions, by themselves and, where kernels alone can use them, in layers."""
+    check_instructions(target, order.simulators, order.offloads, checked, progress)
+    blocks = target.core.pairs or target.core.vectors
+    if blocks or any(one.remark and not one.simulator for one in checked.tested):
+        check_core_layers(target, checked, progress, order.offloads)
+
+
+def _concluded(checked: Checked) -> Checked:
+    """The result with its findings in order; a check that tried nothing is a finding too."""
+    if not (checked.findings or checked.stopped or any(one.cases for one in checked.tested)):
+        checked.findings.append(_of_declarations(f"{checked.target}: no case was tried: this check says nothing"))
     # what is wrong comes before cycles that are not as declared, whichever offload was tried first
     checked.findings[:] = sorted(_merged(checked.findings), key=lambda one: one.outcome is None and one.simulator != "")
     return checked

@@ -35,11 +35,11 @@ class TuneOptions:
         kind=Path | None,
     )
     layers: tuple[str, ...] = flag(tuple, "Only these layers, by name, with commas.", kind=str | None, read=_names)
-    measure: Literal["iss", "host", "model"] | None = flag(
+    measure: Literal["iss", "qemu", "host", "model"] | None = flag(
         None,
         "Cycles of the simulated chip, time on this computer (where the core is this computer), or what the cost model "
         "thinks.",
-        kind=Literal["iss", "host", "model"] | None,
+        kind=Literal["iss", "qemu", "host", "model"] | None,
     )
     jobs: int = flag(1, "Processes on this machine.")
     scheduler: str | None = flag(None, "Address of a Dask scheduler to use instead.")

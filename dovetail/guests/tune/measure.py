@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from dovetail.target.description import Target
 
 
-MEASURES = ("iss", "host", "model", "board")
-"""Ways to measure a trial: cycles of the simulated chip, nanoseconds on this computer, the cost model's own estimate,
-or cycles of a board."""
+MEASURES = ("iss", "qemu", "host", "model", "board")
+"""Ways to measure a trial: cycles of the simulated chip, in one of two simulators, nanoseconds on this computer, the
+cost model's own estimate, or cycles of a board."""
 
 _REPEATED = 8
 """Inferences of which the shortest counts, on this computer; one before them warms up."""

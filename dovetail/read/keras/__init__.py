@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -137,20 +138,8 @@ def _tensor(layer: KerasLayer, values: Mapping[tuple[str, int, int], Value], ref
     return found
 
 
-QKERAS = (
-    *("QActivation", "QAdaptiveActivation", "QBatchNormalization", "QDense", "QConv1D", "QConv2D", "QConv2DTranspose"),
-    *("QDepthwiseConv2D", "QConv2DBatchnorm", "QDepthwiseConv2DBatchnorm", "QSeparableConv1D", "QSeparableConv2D"),
-    *(
-        "QSimpleRNN",
-        "QLSTM",
-        "QGRU",
-        "QBidirectional",
-        "QAveragePooling2D",
-        "QGlobalAveragePooling2D",
-        "QMobileNetSeparableConv2D",
-    ),
-)
-"""Layers of the library QKeras."""
+QKERAS = re.compile(r"Q[A-Z]\w+")
+"""Names of QKeras's layers."""
 
 
 def _import_call(v: KerasValues) -> tuple[Value, ...]:
@@ -164,7 +153,7 @@ def _import_call(v: KerasValues) -> tuple[Value, ...]:
         return (_over_time(v),)
     operation = layer.is_operation and (layer.kind in OPERATIONS or layer.kind not in LAYERS)
     what = f"the {'operation' if operation else 'layer'} {layer.kind} is not supported"
-    if layer.kind in QKERAS:
+    if QKERAS.fullmatch(layer.kind) and layer.kind not in LAYERS:
         raise v.refuse(what, "it is QKeras's: convert the model with qonnx.converters.keras.from_keras to QONNX")
     build = v.entry(layer.kind, OPERATIONS if operation else LAYERS, what)
     with v.refusing():  # an operator's type rule rejects what the file says
