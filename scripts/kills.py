@@ -78,6 +78,8 @@ COMMANDS = (
         ("sweep.html",),
         kept,
     ),
+    Command("export", ("export", "made", "--to", "cmake", "-o", "exported", "--force"), ("exported",)),
+    Command("report", ("report", "made", "-o", "page.html"), ("page.html",)),
     Command("mesh", ("mesh", "net.onnx", "--target", "spinnaker2", "--chips", "1", "-o", "mesh", "--force"), ("mesh",)),
 )
 
@@ -199,7 +201,7 @@ def together(count: int) -> int:
 def begin_again(trial: Trial) -> None:
     """Without outputs, logs and points, sometimes with: the cache of what was built stays."""
     for path in trial.folder.iterdir():
-        if path.suffix not in (".onnx", ".npz") and path.name != "cache" and path.name != "built":
+        if path.suffix not in (".onnx", ".npz") and path.name not in ("cache", "made", "built"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     shutil.rmtree(trial.cache / "sweep", ignore_errors=True)
     (trial.folder / "small.onnx").unlink(missing_ok=True)
@@ -209,12 +211,12 @@ def models(folder: Path) -> None:
     """The models and data of all commands."""
     folder.mkdir()
     for arguments in (
-        ("digits", "-o", "net.onnx"),
-        ("digits", "--float", "-o", "float.onnx", "--calibration", "data.npz"),
+        ("zoo", "digits", "-o", "net.onnx"),
+        ("zoo", "digits", "--float", "-o", "float.onnx", "--calibration", "data.npz"),
+        ("compile", "net.onnx", "--target", "ne16", "-o", "made"),
     ):
-        subprocess.run(
-            [sys.executable, "-m", "dovetail", "zoo", *arguments], cwd=folder, check=True, stdout=subprocess.DEVNULL
-        )
+        command = [sys.executable, "-m", "dovetail", *arguments]
+        subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 if __name__ == "__main__":

@@ -123,3 +123,15 @@ def test_no_product_of_the_cores_instructions_fits(tmp_path: Path) -> None:
     model = network(tmp_path, "image", body.replace("> {", ", int64[4] shape = {5, 7, 3, 7}> {"))
     assert dovetail("compile", model, "-t", "cortex_m0plus", "-o", tmp_path / "build") == 0
     assert dovetail("run", tmp_path / "build", "--sim", "iss") == 0
+
+
+def test_one_pixel_that_lies_inside_its_padded_image(tmp_path: Path) -> None:
+    """It is as dense as the image, and a kernel would write the image over it: the border alone is filled."""
+    body = """(int8[1,8,6,3] x) => (int8[1,3,1,1] y) <float s = {0.01}, float t = {2.0}, int8 z = {0}, int8 i = {127},
+        int64[4] shape = {3, 8, 3, 2}> {
+        w = ConstantOfShape <value = int8[1] {3}> (shape) r = DequantizeLinear (x, s, z) k = DequantizeLinear (w, s, z)
+        m = AveragePool <kernel_shape = [6, 3]> (r) n = QuantizeLinear (m, s, i) o = DequantizeLinear (n, s, i)
+        p = Conv <pads = [1, 0, 1, 1], strides = [3, 1]> (o, k) y = QuantizeLinear (p, t, z) }"""
+    model = network(tmp_path, "pixel", body)
+    assert dovetail("compile", model, "-t", "spinnaker2", "-o", tmp_path / "build") == 0
+    assert dovetail("run", tmp_path / "build", "--sim", "iss") == 0

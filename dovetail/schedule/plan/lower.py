@@ -183,7 +183,8 @@ def _region(
     copying = bool(region.copied_by if is_relayout else target.dma or target.engines)
     by_kernel = first.operator.pads or first.operator.window([region.graph.types[value] for value in first.inputs])
     if by_kernel and not (target.dma or any(engine.dma for engine in target.engines)):  # it is faster than copies
-        copying = any(not view.is_dense or view.layout for view in (result, *operands.values()))
+        inside = any(view.buffer == result.buffer for view in operands.values())  # the border alone is to be filled
+        copying = inside or any(not view.is_dense or view.layout for view in (result, *operands.values()))
     moved = copies(index, region.graph, operands, result) if copying else None
     if moved is not None:
         wanted = (copy for copy in moved if copy.source != copy.destination or copy.before)
