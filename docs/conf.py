@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.directives.patches import CSVTable
 
@@ -62,7 +64,11 @@ class Figures(CSVTable):  # type: ignore[misc]
         self.arguments = [f"[{name}.csv]({depth}figures/{name}.csv), measured {measured}"]
         self.options |= {"file": f"{depth}figures/{name}.csv", "header-rows": 1, "align": "left"}
         env.note_dependency(str(folder / "figures.csv"))
-        return list(super().run())
+        found = list(super().run())
+        for entry in (entry for table in found for entry in table.findall(nodes.entry)):
+            if re.fullmatch(r"[-+]?[\d,.]+( %| s| dB)?", entry.astext()):
+                entry["classes"].append("figure")
+        return found
 
     def parse_csv_data_into_rows(self, csv_data: Any, dialect: Any, source: Any) -> Any:
         """What docutils does, with `12,345` in place of the cell `12345`."""
