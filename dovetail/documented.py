@@ -55,6 +55,7 @@ def _classes(module: str) -> dict[str, ast.ClassDef]:
 def _described(body: list[ast.stmt]) -> Iterator[Attribute]:
     """The attributes that a class's own body sets, or the constants of a module's body."""
     for node, after in pairwise([*body, ast.Pass()]):
+        target: ast.expr
         if isinstance(node, ast.AnnAssign):
             target, annotation = node.target, ast.unparse(node.annotation)
         elif isinstance(node, ast.Assign) and len(node.targets) == 1:

@@ -89,9 +89,9 @@ def _name_faults(target: Target) -> Iterator[tuple[str, str]]:
     named += [(f"the operands of {engine.name}", engine.memory) for engine in target.engines]
     named += [(f"the constants of {engine.name}", engine.constants) for engine in target.engines if engine.constants]
     named += [(f"the buffer of {engine.name}", engine.buffer) for engine in target.engines if engine.buffer]
-    for what, memory in named:
-        if memory not in memories:
-            yield f"there is no memory '{memory}' for {what}", f"the memories are {', '.join(memories)}"
+    for what, name in named:
+        if name not in memories:
+            yield f"there is no memory '{name}' for {what}", f"the memories are {', '.join(memories)}"
     known = ["core", *(engine.name for engine in target.engines), *(dma.name for dma in target.dmas)]
     for memory in target.memories:
         for name in memory.reach:

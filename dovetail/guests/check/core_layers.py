@@ -118,7 +118,7 @@ def check_core_layers(
 
 def _drawn(graph: Graph, target: Target, random: np.random.Generator) -> dict[str, Choice]:
     """Settings of each kernel's knobs, drawn at random: so blocks that are seldom the fastest are tried too."""
-    choices = {}
+    choices: dict[str, Choice] = {}
     for region in partition(graph, target):
         points = list(offered(region.graph, core_traits(target.core)).space.points())
         choices[region.name] = points[random.integers(len(points))]
