@@ -375,7 +375,7 @@ def _stack_need(unit: Unit, project: Project) -> StackNeed:
     with TemporaryFolder() as folder:
         write_project(replace(project, graph=None, data={}), Path(folder) / "build")
         try:
-            need, compiler = firmware_stack(
+            need, compiler, code = firmware_stack(
                 Path(folder) / "build",
                 [Path(name) for name in project.target_sources if name not in data],
                 "main",
@@ -386,7 +386,8 @@ def _stack_need(unit: Unit, project: Project) -> StackNeed:
             )
         except MissingExtraError as error:
             return StackNeed(None, why=str(error.where) + ": " + error.what)
-    return StackNeed(need, compiler) if isinstance(need, int) else StackNeed(None, compiler, need)
+    flash = code + sum(array.nbytes for _, array in unit.constants.values())
+    return StackNeed(need, compiler, "", flash) if isinstance(need, int) else StackNeed(None, compiler, need, flash)
 
 
 @dataclass(frozen=True)

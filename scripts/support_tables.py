@@ -163,7 +163,8 @@ def parts() -> Rows:
     """The table of microcontrollers, and where what is said of their memories is from."""
     head = ["--part", "part", "target with its core", "flash", "RAM", "reads of the flash", "documents, clock"]
     found = [
-        [name, part.name, part.core, *(_memory(*place) for place in (part.flash, part.ram)), _reads(part), part.source]
+        [name, part.name, part.core, *(_memory(*place) for place in (part.flash, part.ram)), _reads(part)]
+        + [f"{part.source}, {part.clock} MHz"]
         for name, part in PARTS.items()
     ]
     return [head, *found]

@@ -6,7 +6,7 @@
 | `text` after one that was executed | compared with what that printed; a line `...` is any lines, `…` any text |
 | `python` | executed, in one namespace per page |
 | `c` | compiled, `verilog` linted, `json`, `yaml`, `toml` parsed |
-| a comment `file: NAME` in the first line | written to that file; further blocks of the name are appended |
+| a comment `file: NAME` in the first line | written to that file, or appended; compared with what a command wrote |
 
 A figure on a page may be 10 % off what is printed; `pytest tests/test_pages.py --update` writes today's figures.
 What stands above a block as an HTML comment is for these tests: `not run: REASON`, `status: 1` for commands that fail.
@@ -22,7 +22,7 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 
 FILE = re.compile(r"\s*(?:#|//|/\*)\s*file:\s*(\S+)")
-SAID = re.compile(r"<!--\s*(not run|status|needs):\s*(.*?)\s*-->", re.DOTALL)
+SAID = re.compile(r"<!--\s*(not run|status|needs|files):\s*(.*?)\s*-->", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,13 @@ def blocks(page: Path) -> Iterator[Block]:
 def needs(page: Path) -> list[str]:
     """Python modules and programs a page cannot do without: `<!-- needs: verilator -->` anywhere in it."""
     return [word for kind, text in SAID.findall(page.read_text()) if kind == "needs" for word in text.split()]
+
+
+def brought(page: Path) -> list[Path]:
+    """Files a page begins with, those of a folder of the repository: `<!-- files: examples/story -->`."""
+    repository = Path(__file__).resolve().parents[1]
+    folders = [repository / text for kind, text in SAID.findall(page.read_text()) if kind == "files"]
+    return [path for folder in folders for path in folder.iterdir() if path.name != "README.md"]
 
 
 def commands(text: str) -> list[str]:

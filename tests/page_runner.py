@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from page_blocks import NEAR, Block, commands, renewed
+from page_blocks import FILE, NEAR, Block, commands, differs, renewed
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHELL = set("|&;<>$`*")
@@ -47,7 +47,10 @@ class Runner:
             return
         if "not run" in block.said:
             return
-        if block.file:
+        if block.file and block.file not in self.written and (self.folder / block.file).exists():
+            missing = differs_from_file(block.text, (self.folder / block.file).read_text())
+            assert not missing, f"{block.place}: this line is not in {block.file}, or not here: {missing}"
+        elif block.file:
             with (self.folder / block.file).open("a" if block.file in self.written else "w") as out:
                 out.write(block.text)
             self.written.add(block.file)
@@ -126,6 +129,16 @@ def in_shell(command: str, folder: Path) -> tuple[int, str]:
         timeout=300,
     )
     return answer.returncode, answer.stdout
+
+
+def differs_from_file(shown: str, text: str) -> str:
+    """The first line of a block that does not stand in a file a command has written, or empty; as `differs`, without
+    blank lines."""
+
+    def told(lines: str) -> str:
+        return "\n".join(line for line in lines.splitlines() if line.strip() and not FILE.match(line))
+
+    return differs("...\n" + told(shown), told(text))
 
 
 def look_at(command: str, place: str) -> bool:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from dovetail.compile import Compiled, Options, compile_graph, sample_inputs
 from dovetail.errors import ProgramError, TargetError
+from dovetail.guests.newtarget import PortStyle, PortWish, write_new_target
 from dovetail.ir.graph import Graph
 from dovetail.legalize import adapt
 from dovetail.program.interpret import ProgramInterpreter
@@ -24,17 +25,13 @@ from dovetail.target import Target
 from dovetail.target.offload import placed
 from dovetail.targets import load_target
 from networks import branches, image_net, mixed_kernels
-from page_blocks import assembled, blocks
-
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "port_in_place.md"
 
 
 @pytest.fixture(scope="module")
 def plover(tmp_path_factory: pytest.TempPathFactory) -> Target:
     """The page's port."""
     folder = tmp_path_factory.mktemp("plover")
-    for name, text in assembled(list(blocks(PAGE))).items():
-        (folder / name).write_text(text)
+    write_new_target("plover", folder, wish=PortWish(PortStyle.IN_PLACE))
     return load_target(str(folder / "plover.py"))
 
 
@@ -120,7 +117,6 @@ def test_faults_are_refused(plover: Target) -> None:
 
 
 def test_a_buffer_of_no_memory_is_refused(plover: Target, tmp_path: Path) -> None:
-    files = assembled(list(blocks(PAGE)))
     for old, new, match in (
         ('buffer="cbuf"', 'buffer="soup"', "there is no memory 'soup' for the buffer of plover"),
         ('buffer="cbuf"', 'buffer="dram"', "must be a memory of its own"),
@@ -129,9 +125,8 @@ def test_a_buffer_of_no_memory_is_refused(plover: Target, tmp_path: Path) -> Non
         folder = tmp_path / match.replace(
             " ", "_"
         )  # a file of the same size and second would be taken from Python's cache
-        folder.mkdir()
-        for name, text in files.items():
-            (folder / name).write_text(text.replace(old, new) if name == "plover.py" else text)
+        made, *_ = write_new_target("plover", folder, wish=PortWish(PortStyle.IN_PLACE))
+        made.write_text(made.read_text().replace(old, new))
         with pytest.raises(TargetError, match=match):
             load_target(str(folder / "plover.py"))
 

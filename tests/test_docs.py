@@ -20,6 +20,7 @@ PAGES = sorted(
         REPOSITORY / "CHANGELOG.md",
         REPOSITORY / "CONTRIBUTING.md",
         *(REPOSITORY / "docs").rglob("*.md"),
+        *(REPOSITORY / "examples").rglob("*.md"),
     ]
 )
 
@@ -63,7 +64,7 @@ def test_the_board_page_says_of_every_machine_what_was_run() -> None:
 
     text = (REPOSITORY / "docs" / "board.md").read_text()
     rows = [
-        row.split("|")[1] for row in text.partition("## What was run on what")[2].splitlines() if row.count("|") == 6
+        row.split("|")[1] for row in text.partition("## What was run on what")[2].splitlines() if row.count("|") == 5
     ]
     assert not [name for name in BUILT_IN if not any(f"`{name}`" in row for row in rows)]
 
@@ -72,7 +73,7 @@ def test_the_table_of_parts_names_every_part_and_its_source() -> None:
     from dovetail.target.parts import PARTS
 
     rows = read(REPOSITORY / "docs" / "figures" / "parts.csv")[1:]
-    assert {row[0]: row[-1] for row in rows} == {name: part.source for name, part in PARTS.items()}
+    assert {row[0]: row[-1] for row in rows} == {name: f"{part.source}, {part.clock} MHz" for name, part in PARTS.items()}
 
 
 def test_the_tables_of_limits_have_every_limit_of_every_engine() -> None:
@@ -87,16 +88,16 @@ def test_the_tables_of_limits_have_every_limit_of_every_engine() -> None:
     assert targets
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_make_commands_exist(page: Path) -> None:
     goals = set(re.findall(r"^(\w+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
     # In code spans and indented or fenced blocks only: "make sure" is not a command.
     asked = re.findall(r"(?:`|^(?:    |\$ )?)make (\w+)", page.read_text(), re.MULTILINE)
     assert set(asked) <= goals
-    assert asked or page.name != "README.md", "the README shows how to start"
+    assert asked or page != REPOSITORY / "README.md", "the README shows how to start"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_relative_links_resolve(page: Path) -> None:
     prose = re.sub(r"`[^`]*`", "", page.read_text())
     links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", prose)
@@ -104,7 +105,7 @@ def test_relative_links_resolve(page: Path) -> None:
     assert broken == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_named_files_exist(page: Path) -> None:
     """Paths in code spans that begin with a folder of the repository; a `*` or `<` stands for many."""
     named = re.findall(r"`((?:dovetail|docs|scripts|tests)/[\w./-]+)`", page.read_text())

@@ -10,24 +10,21 @@ import pytest
 
 from dovetail.compile import Options, compile_model
 from dovetail.errors import PlanError, TargetError
+from dovetail.guests.newtarget import PortStyle, PortWish, write_new_target
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.loops import port
 from dovetail.target import Operand, Target
 from dovetail.targets import load_target
 from firmware import require_chip
-from page_blocks import assembled, blocks
 from test_end_to_end import network_file
 from test_vendor_library import run_equals_graph
-
-PAGE = Path(__file__).parents[1] / "docs" / "port_loops.md"
 
 
 @pytest.fixture
 def finch(tmp_path: Path) -> Target:
-    """The engine of the page."""
+    """The engine of docs/port_loops.md."""
     pytest.importorskip("exo")
-    for name, text in assembled(list(blocks(PAGE))).items():
-        (tmp_path / name).write_text(text)
+    write_new_target("finch", tmp_path, wish=PortWish(PortStyle.LOOPS))
     return load_target(str(tmp_path / "finch.py"))
 
 

@@ -21,7 +21,6 @@ from dovetail.ir.graph import evaluate
 from dovetail.run import open_build, run_build
 from dovetail.target import Target
 from dovetail.targets import load_target
-from page_blocks import assembled, blocks
 
 
 def test_it_passes_check(tmp_path: Path) -> None:
@@ -92,19 +91,6 @@ def test_an_instruction_of_the_cores_own(tmp_path: Path, monkeypatch: pytest.Mon
     assert found.findings == [] and found.tested[0].cases
     assert set(ran(load_target("mine.py"), Path("digits.onnx"))) == {"core"}
     assert "mine_dot(" in "".join(path.read_text() for path in Path("build").rglob("*.c"))
-
-
-@pytest.mark.parametrize(
-    ("style", "page", "name"), [("in-place", "port_in_place", "plover"), ("library", "port", "quick")]
-)
-def test_ports_of_pages(tmp_path: Path, style: str, page: str, name: str) -> None:
-    """What the pages build, letter by letter; their tests try it."""
-    shown = assembled(list(blocks(Path(__file__).resolve().parents[1] / "docs" / f"{page}.md")))
-    made = write_new_target(name, tmp_path, wish=PortWish(PortStyle(style)))
-    for path in made:
-        same = [line for line in shown[path.name].splitlines() if line and " file: " not in line]
-        assert [line for line in path.read_text().splitlines() if line] == same
-    assert len(made) >= 3
 
 
 @pytest.mark.parametrize(

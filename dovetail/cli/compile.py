@@ -20,6 +20,7 @@ from dovetail.options import Options
 if TYPE_CHECKING:
     from dovetail.compile import Compiled
     from dovetail.schedule.stripe import StripedNetwork
+    from dovetail.target.description import Target
 
 
 def compile_command(
@@ -108,28 +109,43 @@ def _dumped(compiled: Compiled, folder: Path, report: Callable[[str], None]) -> 
 
 
 def _summary(compiled: Compiled) -> str:
-    """One sentence: where layers are computed, and the memory they need."""
+    """One sentence: what the network needs, and where its layers are computed if there is an engine."""
+    target, need, parts = compiled.unit.target, compiled.unit.stack, list[str]()
     regions = [region for region in compiled.regions if not region.is_idle]
-    offloaded = [region for region in regions if region.engine is not None]
     macs = sum(region.macs for region in regions)
-    share = 100 * sum(region.macs for region in offloaded) / macs if macs else 0.0
     used = [use for use in compiled.plan.placements if use.peak]
-    memory = "; ".join(f"{u.memory} {u.peak:,} bytes at the peak, lower bound {u.lower_bound:,}" for u in used)
-    parts = [f"{len(offloaded)} of {len(regions)} layers and {share:.1f} % of {macs:,} MACs on an engine", memory]
-    target = compiled.unit.target
+    if target.engines:
+        offloaded = [region for region in regions if region.engine is not None]
+        share = 100 * sum(region.macs for region in offloaded) / macs if macs else 0.0
+        parts.append(f"{len(offloaded)} of {len(regions)} layers and {share:.1f} % of {macs:,} MACs on an engine")
+        parts += [f"{u.memory} {u.peak:,} bytes at the peak, lower bound {u.lower_bound:,}" for u in used]
+    else:
+        parts.append(f"{len(regions)} layers, {macs:,} MACs")
+        if need and need.flash:
+            parts.append(f"{target.code} about {need.flash:,} of {target.memory(target.code).size:,} bytes")
+        parts += [f"{u.memory} {u.peak:,} of {target.memory(u.memory).size:,} bytes" for u in used]
     parts += [f"{one.name} keeps {one.holds:,} bytes of {target.values} besides" for one in target.engines if one.holds]
-    if compiled.unit.stack:
-        need, reserved = compiled.unit.stack, compiled.unit.target.core.stack
+    if need:
         said = f"no bound on the stack ({need.why})" if need.nbytes is None else f"stack {need.nbytes:,} bytes at most"
-        parts.append(f"{said}, {reserved:,} reserved")
+        parts.append(f"{said}, {target.core.stack:,} reserved")
+    if compiled.assignment.clock and not target.engines:
+        parts.append(_cycles(compiled.assignment.clock, target))
     if compiled.assignment.describe():
         parts.append(compiled.assignment.describe())
-    count = len(compiled.unit.target.cores)
     if compiled.pipeline:
         parts.append(compiled.pipeline.describe())
-    elif count > 1:
-        parts.append(f"on {count} cores")
+    elif len(target.cores) > 1:
+        parts.append(f"on {len(target.cores)} cores")
     return "; ".join(parts)
+
+
+def _cycles(cycles: int, target: Target) -> str:
+    """Cycles of an inference, and their time at the clock of a part one can buy."""
+    from dovetail.target.parts import PARTS
+
+    part = PARTS.get(target.name)
+    time = f", {cycles / part.clock / 1000:,.2f} ms at {part.clock} MHz" if part else ""
+    return f"{cycles:,} cycles by estimate{time}"
 
 
 def _stripes_sentence(striped: StripedNetwork, macs: int) -> str:
@@ -187,6 +203,7 @@ def explain(
         say(placed.pipeline.describe())
     if placed.striped is not None:
         say(_stripes_sentence(placed.striped, sum(region.macs for region in placed.regions)))
+    say(f"next: dovetail compile {model} --target {target} -o build/{model.stem}")
 
 
 def _show_survey(model: Path, options: Options, as_json: bool) -> None:
@@ -210,6 +227,8 @@ def _show_survey(model: Path, options: Options, as_json: bool) -> None:
         show_table(headings, [*rows, ("outlook", found.outlook)], left=headings, fold=headings[1:])
     if found.faults:
         raise typer.Exit(1)
+    if not as_json:
+        say(f"next: dovetail explain {model} --target TARGET; dovetail targets lists them")
 
 
 def _print_placements(layers: Sequence[Mapping[str, Any]], whole_names: bool) -> None:

@@ -93,7 +93,7 @@ def targets(
     if parts:
         width = max(map(len, PARTS))
         for name, part in PARTS.items():
-            say(f"{name:{width}} {load_target(name).sentence} ({part.source})")
+            say(f"{name:{width}} {load_target(name).sentence} ({part.source}, {part.clock} MHz)")
         return
     width = max(map(len, plugins.names(plugins.TARGETS)))
     for name, target in installed_targets(note):

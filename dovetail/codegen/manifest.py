@@ -148,6 +148,18 @@ class Stretch(msgspec.Struct, frozen=True):
     """Queue -> commands it is given."""
 
 
+class StackEntry(msgspec.Struct, frozen=True):
+    """Stack and flash of the program, as the compiler of its firmware makes it."""
+
+    nbytes: Count | None = None
+    """Bytes of stack at most; None where there is no bound."""
+    compiler: str = ""
+    why: str = ""
+    """Why there is no bound."""
+    flash: Count = 0
+    """Bytes of code and constants; 0 where no compiler was found."""
+
+
 class BuildManifest(msgspec.Struct, frozen=True, kw_only=True):
     """A build's description of itself. A file may say more, which only people read."""
 
@@ -169,6 +181,7 @@ class BuildManifest(msgspec.Struct, frozen=True, kw_only=True):
     """By layer."""
     memory: dict[str, MemoryUse]
     sources: Sources
+    stack: StackEntry = StackEntry()
     digest: str = ""
     """SHA-256 of the sources, shortened; empty for a build that cannot run on a board."""
     rounding: str | None = None

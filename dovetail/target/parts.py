@@ -24,7 +24,9 @@ class Microcontroller:
     name: str
     """Maker's name of the variant."""
     source: str
-    """The documents the rest is from, and the clock."""
+    """The documents the rest is from."""
+    clock: int
+    """MHz of the core, the most it is made for."""
     flash: tuple[int, int]
     """First address and bytes of the memory of code and constants."""
     ram: tuple[int, int]

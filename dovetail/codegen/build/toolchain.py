@@ -20,6 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
+from dovetail.codegen.build.elf import section_sizes
 from dovetail.codegen.build.instruction_sets import InstructionSet, instruction_set
 from dovetail.codegen.build.stack import stack_need
 from dovetail.errors import BuildError, MissingExtraError
@@ -187,18 +188,20 @@ def firmware_stack(
     include: Sequence[Path] = (),
     flags: Sequence[str] = (),
     cache: Path | None = None,
-) -> tuple[int | str, str]:
-    """Bytes of stack a function of firmware needs at most, or why there is no bound, as `stack.stack_need` says, and
-    the name of the compiler that says so; arguments and errors as `compile_firmware`, whose objects these are."""
+) -> tuple[int | str, str, int]:
+    """Bytes of stack a function of firmware needs at most, or why there is no bound, as `stack.stack_need` says, the
+    name of the compiler that says so, and the bytes of code and tables of the sources in `src`; arguments and errors as
+    `compile_firmware`, whose objects these are."""
     work = _firmware(project_dir, isa, defines, include, flags, None, cache)
     objects, compiler = work.compile(sources), work.compiler.version.rsplit(" ", 1)[0]
-    known = work.cache / f"{digest(entry.encode(), *(path.stem.encode() for path in objects))}.frames"
+    known = work.cache / f"{digest(entry.encode(), *(path.stem.encode() for path in objects))}.stack"
     kept = kept_file(known)
     if kept is None:
-        need = stack_need(objects, entry)
-        keep_file(known, str(need).encode())
-        return need, compiler
-    return int(kept) if kept.isdigit() else kept.decode(), compiler
+        sizes = [section_sizes(made) for made, source in zip(objects, sources, strict=True) if source.parts[0] == "src"]
+        kept = f"{sum(one['text'] + one['rodata'] for one in sizes)} {stack_need(objects, entry)}".encode()
+        keep_file(known, kept)
+    code, _, need = kept.decode().partition(" ")
+    return int(need) if need.isdigit() else need, compiler, int(code)
 
 
 def _machine(core: InstructionSet, compiler: Compiler) -> tuple[str, ...]:

@@ -81,6 +81,8 @@ class StackNeed:
     """The compiler whose frame sizes these are: others differ."""
     why: str = ""
     """Why there is no bound."""
+    flash: int = 0
+    """Bytes of code and constants, as the same compiler makes them; 0 where there is none."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
 import numpy as np
@@ -22,6 +23,9 @@ from dovetail.guests.export.library import (
     template,
 )
 from dovetail.run import ProjectBuild
+
+if TYPE_CHECKING:
+    from dovetail.folders import Contents
 
 
 @dataclass(frozen=True)
@@ -145,23 +149,17 @@ def _words(form: ExportForm, library: ExportLibrary) -> dict[str, str]:
     }
 
 
-def export(
-    build: ProjectBuild, form: str, folder: Path, replace: bool = False, freertos: bool = False
-) -> tuple[str, ...]:
-    """Write a build as a library.
+def library_files(build: ProjectBuild, form: str, freertos: bool = False) -> dict[str, Contents]:
+    """The files of a build as a library, by path.
 
     Args:
         build: what `dovetail compile` made, for a core that runs firmware.
-        form: one of `FORMS`. folder: where it goes.
-        replace: whether a folder that is there is replaced, if it has nothing but an export.
+        form: one of `FORMS`.
         freertos: with a C file for FreeRTOS, as `esp-idf` always has.
 
-    Returns:
-        The files, relative to the folder.
-
     Raises:
-        BuildError: the build is a program for this computer, the form is another system's or does not take its weights,
-            or the folder cannot be written.
+        BuildError: the build is a program for this computer, or the form is another system's or does not take its
+            weights.
     """
     library = library_of(build)
     if freertos and form == "zephyr":
@@ -172,14 +170,32 @@ def export(
     if library.data and not FORMS[form].assembles:
         hint = "compile it again with --weights text"
         raise BuildError("this form has no assembler files, in which the weights are", where=f"--to {form}", hint=hint)
-    files = {**form_files(FORMS[form], library), _MARK: f"{form} {library.name}\n"}
+    data = {f"src/{name}": [np.memmap(path, np.uint8, "r")] for name, path in library.data.items()}
+    return {**{name: text.encode() for name, text in form_files(FORMS[form], library).items()}, **data}
+
+
+def write_export(files: Mapping[str, Contents], kind: str, folder: Path, replace: bool) -> tuple[str, ...]:
+    """Write the files of an export and its mark; the files, relative to the folder.
+
+    Raises:
+        BuildError: the folder is there and is not to be replaced, is something else than an export, or cannot be
+            written.
+    """
     if replace and folder.exists() and not (folder / _MARK).is_file():
         hint = "choose another folder"
         where = str(folder)
         raise BuildError(f"this is not an export (it has no {_MARK}) and is not replaced", where=where, hint=hint)
-    data = {f"src/{name}": [np.memmap(path, np.uint8, "r")] for name, path in library.data.items()}
-    write_files({**{name: text.encode() for name, text in files.items()}, **data}, folder, replace)
-    return tuple(sorted({**files, **data}))
+    marked = {**files, _MARK: f"{kind}\n".encode()}
+    write_files(marked, folder, replace)
+    return tuple(sorted(marked))
+
+
+def export(
+    build: ProjectBuild, form: str, folder: Path, replace: bool = False, freertos: bool = False
+) -> tuple[str, ...]:
+    """Write a build as a library; arguments and errors as `library_files` and `write_export`."""
+    kind = f"{form} {build.manifest.model_prefix}"
+    return write_export(library_files(build, form, freertos), kind, folder, replace)
 
 
 _MARK = MANIFEST.replace(".json", "-export.txt")

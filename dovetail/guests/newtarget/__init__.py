@@ -25,6 +25,7 @@ class PortStyle(StrEnum):
     LIST = "list"
     INSTRUCTION = "instruction"
     IN_PLACE = "in-place"
+    LOOPS = "loops"
     LIBRARY = "library"
 
 
@@ -63,11 +64,13 @@ _FILES = {
     PortStyle.LIST: {".py": "target.py.txt", ".c": "list.c.txt", ".h": "list.h.txt"},
     PortStyle.INSTRUCTION: {".py": "instruction.py.txt", ".c": "instruction.c.txt"},
     PortStyle.IN_PLACE: {one: f"in_place{one}.txt" for one in (".py", "_model.py", ".c", ".h")},
+    PortStyle.LOOPS: {one: f"loops{one}.txt" for one in (".py", "_model.py", ".c", ".h")},
     PortStyle.LIBRARY: {one: f"library{one}.txt" for one in (".py", ".c", ".h")},
 }
 FIXED = {
     PortStyle.INSTRUCTION: "an instruction is used wherever its meaning occurs",
     PortStyle.IN_PLACE: "this one has convolutions and dense layers, 15 bits a channel and one shift a layer",
+    PortStyle.LOOPS: "its instructions compute convolutions and dense layers, with a 15-bit scale",
     PortStyle.LIBRARY: "a library computes what its functions do",
 }
 """Why operators and rounding are not asked for with a style."""

@@ -25,7 +25,8 @@ def new_target(
         option(
             "--style",
             help="How the engine gets its work: registers, a list of commands in memory (list), an instruction "
-            "of the core's own (instruction), registers of one that works in DRAM (in-place), calls (library).",
+            "of the core's own (instruction), registers of one that works in DRAM (in-place), instructions for parts "
+            "of a layer (loops), calls (library).",
         ),
     ] = None,
     operators: Annotated[

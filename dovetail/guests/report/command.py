@@ -63,6 +63,7 @@ def report(
         if bound:
             _print_bound(data)
         say(f"{page}: {_report_sentence(data)}")
+        say("next: dovetail tune searches for a better plan; dovetail export takes the build to a board")
 
 
 def _print_bound(data: dict[str, Any]) -> None:
