@@ -163,11 +163,15 @@ def parts() -> Rows:
     """The table of microcontrollers, and where what is said of their memories is from."""
     head = ["--part", "part", "target with its core", "flash", "RAM", "reads of the flash", "documents, clock"]
     found = [
-        [name, part.name, part.core, *(_memory(*place) for place in (part.flash, part.ram)), _reads(part)]
-        + [f"{part.source}, {part.clock} MHz"]
+        [name, part.name, part.core, _memory(*part.flash), _memory(*part.ram), _reads(part), documents(part)]
         for name, part in PARTS.items()
     ]
     return [head, *found]
+
+
+def documents(part: Microcontroller) -> str:
+    """Sources of a part, and its clock."""
+    return f"{part.source}, {part.clock} MHz"
 
 
 def _memory(base: int, size: int) -> str:

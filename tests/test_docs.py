@@ -73,7 +73,9 @@ def test_the_table_of_parts_names_every_part_and_its_source() -> None:
     from dovetail.target.parts import PARTS
 
     rows = read(REPOSITORY / "docs" / "figures" / "parts.csv")[1:]
-    assert {row[0]: row[-1] for row in rows} == {name: f"{part.source}, {part.clock} MHz" for name, part in PARTS.items()}
+    assert {row[0]: row[-1] for row in rows} == {
+        name: f"{part.source}, {part.clock} MHz" for name, part in PARTS.items()
+    }
 
 
 def test_the_tables_of_limits_have_every_limit_of_every_engine() -> None:

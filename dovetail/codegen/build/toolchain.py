@@ -194,7 +194,7 @@ def firmware_stack(
     `compile_firmware`, whose objects these are."""
     work = _firmware(project_dir, isa, defines, include, flags, None, cache)
     objects, compiler = work.compile(sources), work.compiler.version.rsplit(" ", 1)[0]
-    known = work.cache / f"{digest(entry.encode(), *(path.stem.encode() for path in objects))}.stack"
+    known = work.cache / f"{digest(entry.encode(), *(path.stem.encode() for path in objects))}.sizes"
     kept = kept_file(known)
     if kept is None:
         sizes = [section_sizes(made) for made, source in zip(objects, sources, strict=True) if source.parts[0] == "src"]
