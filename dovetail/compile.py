@@ -362,8 +362,7 @@ def _described(compiled: Compiled) -> Compiled:
         need = _stack_need(unit, project)
     if need.nbytes is not None and need.nbytes > (reserved := target.core.stack):
         what = f"it needs {need.nbytes:,} bytes of stack as {need.compiler} compiles it, {reserved:,} are reserved"
-        room = -(-need.nbytes // 64) * 64
-        hint = f"--set core.stack={room}, or Core(stack={room}) in the target's file"
+        hint = "--set core.stack={0}, or Core(stack={0}) in the target's file".format(-(-need.nbytes // 64) * 64)
         raise PlanError(what, where=target.name, hint=hint)
     unit = replace(unit, stack=need)
     return replace(compiled, unit=unit, project=with_said(project, unit, compiled.notes))

@@ -75,7 +75,16 @@ def test_layers_are_counted_without_a_cycle_counter(builds: Path, tmp_path: Path
     (tmp_path / "net" / "libdigits.a").rename(tmp_path / "net" / "libnet.a")
     shutil.copy(tmp_path / "net" / "example" / "cycles.c", tmp_path / "main.c")
     elf = linked(machine, tmp_path)
-    semihosting = ("-M", "microbit", "-serial", "none", "-semihosting-config", "enable=on,target=native")
+    semihosting = (
+        "-M",
+        "microbit",
+        "-icount",
+        "shift=6",
+        "-serial",
+        "none",
+        "-semihosting-config",
+        "enable=on,target=native",
+    )
     command = ["qemu-system-arm", *semihosting, "-nographic", "-monitor", "none", "-kernel", str(elf)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, stdin=subprocess.DEVNULL)
     counts = dict(line.split() for line in (run.stdout + run.stderr).splitlines())
