@@ -7,6 +7,7 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
+from xml.etree import ElementTree
 
 import pytest
 from tables import read
@@ -105,6 +106,23 @@ def test_relative_links_resolve(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", prose)
     broken = [link for link in links if "://" not in link and not (page.parent / link).exists()]
     assert broken == []
+
+
+def test_every_picture_is_small_has_words_and_is_shown() -> None:
+    """Words beside it in a page, and in an SVG, which also has a white ground for dark pages."""
+    shown = [found for page in PAGES for found in re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", page.read_text())]
+    assert [name for words, name in shown if len(words.split()) < 3] == []
+    pictures = sorted(path for kind in ("svg", "png") for path in (REPOSITORY / "docs").glob(f"**/*.{kind}"))
+    pictures = [path for path in pictures if not {"_build", "_static"} & {*path.parts}]
+    assert len(pictures) > 7
+    assert [path.name for path in pictures if not any(name.endswith(path.name) for _, name in shown)] == []
+    assert [path.name for path in pictures if path.stat().st_size > 40_000] == []
+    for path in pictures:
+        if path.suffix == ".svg":
+            tree = ElementTree.parse(path).getroot()
+            words = [part.text for kind in ("title", "text") for part in tree.iter(f"{{*}}{kind}")]
+            assert words and words[0], path.name
+            assert re.search(r'<rect[^>]*fill[:=]"?(#fff|white)\b', path.read_text()), path.name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
