@@ -76,7 +76,7 @@ class Run:
 
     @property
     def cycles(self) -> int | None:
-        """Clock cycles of the first inference; None on the host, which has none."""
+        """Clock cycles of the first inference; None on the host."""
         return self.report.cycles["total"]
 
     def print(self, console: Console | None = None) -> None:
@@ -94,7 +94,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Build:
-    """A C project on disk, and the machine it was made for."""
+    """A C project on disk, and its target."""
 
     folder: Path
     """Folder of the C project."""
@@ -239,7 +239,7 @@ def _with_operators(build: running.ProjectBuild, operators: Sequence[type[UserOp
 def open_build(
     folder: str | Path, target: str | Target | None = None, operators: Sequence[type[UserOperator]] = ()
 ) -> Build:
-    """A build that is there already.
+    """An earlier build in a folder.
 
     Args:
         folder: made by `compile` or `dovetail compile`.

@@ -29,7 +29,7 @@ def inputs_of(path: Path | None, ports: Sequence[TensorPort]) -> tuple[list[dict
 
 
 def read_inputs(path: Path, ports: Sequence[TensorPort]) -> tuple[list[dict[str, Array]], bool]:
-    """The inferences a file asks for.
+    """The inputs of each inference in a file.
 
     Args:
         path: an `.npz` keyed by input tensor names; for a model with one input also one array without a name, which
@@ -85,7 +85,8 @@ def checked(array: Array, port: TensorPort, where: Path | str) -> Array:
 
 
 def advice(shape: tuple[int, ...], dtype: np.dtype[Any], port: TensorPort) -> str:
-    """The expression that makes an input of an array of another shape or type, where there is one; else what to do."""
+    """A Python expression that converts an array of another shape or type to an input; otherwise a sentence of
+    advice."""
     kind, expected, steps = port.kind, port.shape, ""
     if sorted(shape) == sorted(expected) and shape != expected:
         axes, left = [], list(enumerate(shape))

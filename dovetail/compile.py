@@ -90,7 +90,7 @@ class Compiled:
 
 
 def machine(target: Target, options: Options) -> tuple[Target, Options]:
-    """The target with the cores and numbers that options ask for; the options with these numbers, and all pins, read.
+    """The target with the cores and numbers of the options, and the options with these numbers and all pins.
 
     Raises:
         DovetailError: the target has no such number, or cannot have it; a file of pins is not one.
@@ -568,7 +568,7 @@ class _Stages:
 
 
 def policy_of(target: Target, options: Options) -> Policy:
-    """The policy that options name, or the target's first; raises TargetError where there is none of that name."""
+    """The policy that options name, or the target's first; raises TargetError for an unknown name."""
     try:
         return target.policy(options.policy)
     except KeyError:

@@ -56,7 +56,7 @@ class Field:
     about: str
     """Meaning of the number; empty if the name says it."""
     apply: Callable[[Target, Value], Target] | None = None
-    """The target with another value; raises DovetailError where there is no such target. None for `config`."""
+    """The target with another value; raises DovetailError if no target can have it."""
     config: str = ""
     """The field of the target's configuration it is; empty for others."""
 

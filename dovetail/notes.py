@@ -19,17 +19,17 @@ class Kind(StrEnum):
     """The event that a note is about."""
 
     ASSUMED = "assumed"
-    """The model leaves it open, or something else stands for what was asked."""
+    """The model leaves something open, or the compiler chose something else than asked."""
     APPROXIMATE = "approximate"
     """Results may be others than those of the runtime of the model's format."""
     LEFT_OUT = "left out"
-    """A part of the model, or something that was asked for, is not in the build."""
+    """The build lacks a part of the model, or a requested feature."""
     WIDENED = "widened"
     """Computed with more bits than the model says."""
     NOT_USED = "not used"
     """Something of the model or the target that changes nothing, or is not needed."""
     SLOWER = "slower"
-    """There was a faster way, which memory has no room for."""
+    """Memory is too small for a faster way."""
     FIGURES = "figures"
     """Figures of a run count something not."""
 
@@ -46,7 +46,7 @@ class Note:
     kind: Kind
     """Kind of the remark."""
     text: str
-    """A sentence that begins with the place, if there is one."""
+    """A sentence that begins with the place, if the note has a place."""
 
     def __str__(self) -> str:
         return f"{self.kind.level}, {self.kind}: {self.text}"

@@ -71,7 +71,7 @@ def flag(
 
 
 def flags_of(kind: type) -> dict[str, Flag]:
-    """The fields of a dataclass that the command line asks for, by name."""
+    """The fields of a dataclass that are options of a command, by name."""
     return {own.name: own.metadata["flag"] for own in fields(kind) if "flag" in own.metadata}
 
 
@@ -292,7 +292,7 @@ class Options:
     )
     strict: bool = flag(False, "Take no warnings: what is assumed, approximate or left out is an error.", "--strict")
     tell: Tell = silent
-    """Function that is told each note: assumptions, approximations, parts left out, and slower choices for want of
+    """Function that gets each note: assumptions, approximations, parts left out, and slower choices because of
     memory."""
 
 

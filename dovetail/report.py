@@ -136,7 +136,8 @@ class ReportLayer:
     estimated: int | None = None
     """`cycles` as the clock has them at compile time."""
     bound: float | None = None
-    """Cycles that no schedule takes less than, by the model and the hardware (`dovetail.bounds`); None without time."""
+    """Cycles that every schedule takes at least, by the model and the hardware (`dovetail.bounds`); None without
+    time."""
     bound_by: str = ""
     """The unit that sets it, as a sentence."""
     waiting: int | None = None
@@ -149,7 +150,7 @@ class ReportLayer:
 
     @property
     def macs_per_cycle(self) -> float | None:
-        """MACs per busy cycle of what computes it; None without time or MACs."""
+        """MACs per busy cycle of its engine or core; None without time or MACs."""
         cycles = self.engine_cycles if self.ideal_macs_per_cycle is not None else self.core_cycles
         return self.macs / cycles if cycles and self.macs else None
 
@@ -405,7 +406,7 @@ def _timeline(inference: InferenceResult, layers: Sequence[ReportLayer]) -> dict
 
 
 def print_report(report: Report, console: Console, parts: bool = False) -> None:
-    """Print a table of the layers of the model, or of the `parts` they are cut into, and the totals below it."""
+    """Print a table of the layers of the model, or of their `parts`, with totals at its end."""
     from rich.table import Table
 
     many = f", {report.inferences} inferences, the first:" if report.inferences > 1 else ""

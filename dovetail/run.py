@@ -66,7 +66,7 @@ class ProjectBuild:
     manifest: BuildManifest
     """Description of the build, from dovetail.json."""
     target: Target
-    """Target it was compiled for."""
+    """Target of the compilation."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,8 @@ def open_build(folder: Path, target: Target | None = None) -> ProjectBuild:
 
 
 def default_simulator(target: Target) -> str:
-    """The simulated chip; "host" where there is none: the core is this computer, or has Helium and not all alone."""
+    """The simulator of a target: "iss" or "qemu" for a chip; "host" if the core is this computer, or has Helium and
+    other units beside it."""
     simulator = instruction_set(target.core.isa).simulator
     return "host" if simulator == "qemu" and (target.engines or target.dmas or target.workers) else simulator
 
@@ -382,7 +383,8 @@ def _has_verilog(target: Target) -> bool:
 
 
 def verilog_devices(target: Target, waves: Waves | None = None, cache: Path | None = None) -> dict[str, DeviceModel]:
-    """Engine -> its Verilog as a device, built; raises DovetailError where there is none or it does not build."""
+    """Engines' Verilog as devices, built, by engine; raises DovetailError if an engine has no Verilog, or it does
+    not build."""
     from dovetail.sim.rtl import build_rtl
     from dovetail.target.devices import VERILATED, read_rtl
 

@@ -120,7 +120,7 @@ def test_every_picture_is_small_has_words_and_is_shown() -> None:
     for path in pictures:
         if path.suffix == ".svg":
             tree = ElementTree.parse(path).getroot()
-            words = [part.text for kind in ("title", "text") for part in tree.iter(f"{{*}}{kind}")]
+            words = [part.text for kind in ("title", "text") for part in tree.findall(f".//{{*}}{kind}")]
             assert words and words[0], path.name
             assert re.search(r'<rect[^>]*fill[:=]"?(#fff|white)\b', path.read_text()), path.name
 

@@ -29,7 +29,7 @@ class CommandGroup(TyperGroup):
     """The commands; Ctrl-C in one of them ends the process with one line."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command that is asked for."""
+        """Run the chosen command."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:

@@ -35,7 +35,7 @@ class Steps:
         return np.asarray((np.rint(inside).astype(np.int32) + self.zero_point).astype(dtype.numpy))
 
     def dequantize(self, integers: Array) -> Array:
-        """The numbers integers stand for, float32 of the same shape."""
+        """The real numbers for integers, float32 of the same shape."""
         return np.asarray((integers.astype(np.int32) - self.zero_point).astype(np.float32) * np.float32(self.scale))
 
 

@@ -83,7 +83,7 @@ class Tile:
     """A region cut to part of its result."""
 
     graph: Graph
-    """The computation, with the tile's shapes, pads and constants; the value names are the region's."""
+    """The computation, with the tile's shapes, pads and constants, and the region's value names."""
     box: Box
     """The part of the result."""
     reads: dict[str, Box]

@@ -89,7 +89,8 @@ class DType(enum.Enum):
         return (1 << (self.bits - 1)) - 1 if self.signed else (1 << self.bits) - 1
 
     def narrowed(self, bits: int) -> DType:
-        """The integer type of so many bits, of the same signedness; raises ValueError when there is none."""
+        """The integer type of a number of bits, of the same signedness; raises ValueError if no type has so many
+        bits."""
         for candidate in DType:
             if candidate.is_integer and (candidate.bits, candidate.signed) == (bits, self.signed):
                 return candidate

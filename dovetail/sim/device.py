@@ -223,13 +223,14 @@ def allocate(nbytes: int) -> Bytes:
 
 
 def read_number(bus: Bus, address: int, nbytes: int) -> int:
-    """The little-endian number without sign at an address; raises SimulationError where there is no memory."""
+    """The little-endian number without sign at an address; raises SimulationError for an address outside the
+    memories."""
     return int.from_bytes(bus.view(address, nbytes).tobytes(), "little")
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """A device of the simulated chip, as simulators are told of it."""
+    """A device of the simulated chip, in the form that simulators take."""
 
     factory: str
     """Function or class, as "module:function" or "path/file.py:function". It is called with the bus and `arguments`,
@@ -245,7 +246,7 @@ class DeviceSpec:
 
 
 def spec_of(model: DeviceModel) -> DeviceSpec:
-    """A target's device model as simulators are told of it."""
+    """A target's device model, in the form that simulators take."""
     return DeviceSpec(model.factory, model.base, model.size, model.arguments, model.opcode)
 
 
@@ -272,8 +273,8 @@ def make_device(spec: DeviceSpec, bus: Bus) -> Device:
 
 
 def find(place: str, what: str) -> Any:
-    """The object "module:name" or "file.py:name" names, a word for which is `what`; raises SimulationError where there
-    is none, TargetError where the file does not import."""
+    """The object of a name "module:name" or "file.py:name"; raises SimulationError for an unknown name, and
+    TargetError if the file does not import."""
     module_name, _, name = place.rpartition(":")
     try:
         is_file = module_name.endswith(".py")

@@ -61,7 +61,7 @@ class LaunchQueue(Generic[Work]):
         self._launches.append(Launch(self.next_number, work, start, start + cycles))
 
     def check_room(self) -> None:
-        """Raise SimulationError where there is no place for a launch."""
+        """Raise SimulationError if the queue is full."""
         if not self.room:
             what = f"launch {self.next_number} was started with all {self._places} places taken"
             raise SimulationError(what, where=self._name, hint="wait until ROOM is not 0")
@@ -75,7 +75,7 @@ class LaunchQueue(Generic[Work]):
         return next((launch for launch in reversed(self._launches) if launch.start <= now), None)
 
     def ended(self, now: int) -> Iterator[Launch[Work]]:
-        """The launches that have ended by cycle `now`; each counts as finished when the next is asked for."""
+        """The launches that have ended by cycle `now`; a launch counts as finished when the generator goes on."""
         while self._launches and self._launches[0].end <= now:
             yield self._launches[0]
             self._launches.popleft()
@@ -160,7 +160,7 @@ class QueueDevice(Device, Generic[Work]):
         return list(self._activities)
 
     def check_register(self, offset: int, header: str = "the engine's header") -> None:
-        """Raise SimulationError where there is no register at a byte offset."""
+        """Raise SimulationError if the device has no register at a byte offset."""
         if offset not in self.registers:
             hint = f"look at the driver: its offsets must be those of {header}"
             raise SimulationError(f"there is no register at offset {offset:#x}", where=self.name, hint=hint)

@@ -41,7 +41,7 @@ class Board:
     timeout: float = 60.0
     """Seconds the longest inference may take."""
     secret: Path | None = None
-    """File with what its agent asks for; None without an agent."""
+    """File with the agent's secret; None without an agent."""
 
     def check(self) -> None:
         """Raise BoardError where the time-out makes no sense."""

@@ -138,7 +138,7 @@ class SimulationResult:
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """Inferences that a simulator shall run."""
+    """Inferences for a simulator."""
 
     inputs: tuple[Buffers, ...]
     """Contents of the input symbols, for each inference."""

@@ -211,7 +211,7 @@ class PairBlocks:
     """Sums of products of pairs as a core computes them at its best: loops in assembly, for any size of a block."""
 
     shapes: tuple[tuple[int, int], ...]
-    """Pixels and channels there are registers for."""
+    """Pixels and channels that fit the registers."""
     farthest: int
     """Bytes a load reaches beyond its pointer."""
     write: Callable[[PairBlock], str]
@@ -247,7 +247,7 @@ class VectorProducts:
     sums: int
     """Sums from those of a pixel to those of the next."""
     exact: bool
-    """Whether bytes behind a row must not be read; else what is there is multiplied by zeros."""
+    """Whether bytes after a row must not be read; otherwise they are read and multiplied by zeros."""
 
     @property
     def steps(self) -> int:
@@ -306,7 +306,7 @@ class VectorUnit:
     bytes_per_cycle: float
     """Most bytes it loads or stores in a cycle."""
     shapes: tuple[tuple[int, int], ...]
-    """Pixels and channels of `VectorProducts` there are registers for."""
+    """Pixels and channels of `VectorProducts` that fit the registers."""
     products: Callable[[VectorProducts], str]
     """The body for sums of products."""
     columns: Callable[[VectorColumns], str]
@@ -319,7 +319,7 @@ class VectorUnit:
 
 @dataclass(frozen=True)
 class FunctionUnit:
-    """Verilog of a core's own instructions, on the function-unit bus of a core that is there as RTL.
+    """Verilog of a core's own instructions, on the function-unit bus of a core in Verilog.
 
     The module's ports have the names that CFU Playground's systems expect of a unit: `clk`, `reset`, and `cmd_` and
     `rsp_` with `valid`, `ready` and `payload_...` (`docs/port_instruction.md` lists them).
@@ -353,13 +353,13 @@ class Core:
     says what it is given), or "module:function" in Python, called with the 32-bit instruction word and the core's
     registers (see `dovetail.sim.riscv`); empty for none."""
     unit: FunctionUnit | None = None
-    """The instructions in Verilog, for `--sim rtl`; None where there is none."""
+    """The instructions in Verilog, for `--sim rtl`; None for a core without such Verilog."""
     streams: Streams | None = None
     """Instructions for inner loops of instructions with `assembly`; None for loads and branches of `isa`."""
     pairs: PairBlocks | None = None
-    """Blocks of sums of products of pairs that the core has code for; None where there are only `instructions`."""
+    """C code for blocks of sums of products of pairs; None if only `instructions` compute them."""
     vectors: VectorUnit | None = None
-    """Instructions on vectors of bytes; None if the core has none."""
+    """Instructions on vectors of bytes; None for a core without vectors."""
     functions: Mapping[str, str] = field(default_factory=dict)
     """C functions that stand in for Dovetail's of the same name and meaning (`dovetail/kernels/runtime`) in firmware,
     e.g. with inline assembly; this computer keeps Dovetail's."""

@@ -87,8 +87,8 @@ class Policy:
     rewrites: tuple[Rewrite, ...]
     """Rewrites in the order they are applied."""
     rounding: Rounding | None = None
-    """The one rounding of models' requantisations that the engines take, used unless another is asked for; None for
-    that of the runtime of the model's format."""
+    """Rounding of the model's requantisations that the engines take, unless an option names another; None for the
+    rounding of the model's own runtime."""
 
     def within(self, sizes: Mapping[str, int]) -> Policy:
         """The policy for memories of given sizes.
@@ -136,12 +136,12 @@ class Quantisation:
 
 @dataclass(frozen=True)
 class Derived:
-    """A number that follows from a configuration and can be asked for, such as MACs per cycle."""
+    """A number that follows from a configuration and that a sweep may set, such as MACs per cycle."""
 
     present: Callable[[Any], int]
     """The number a configuration has."""
     apply: Callable[[Any, int], Any]
-    """A configuration with another; raises TargetError where there is none."""
+    """The configuration with another number; raises TargetError if no configuration gives it."""
     sets: tuple[str, ...]
     """The fields it changes."""
 
@@ -183,7 +183,8 @@ class Target:
     dma: Dma | None = None
     """Copies between memories; None where the core does."""
     ordering: Ordering | None = None
-    """Orders a whole network on the hardware, for `dovetail schedule`; None where that is not asked for."""
+    """Function that orders a whole network on the hardware, for `dovetail schedule`; None if the target has no such
+    function."""
     quantisation: Quantisation = field(default_factory=Quantisation)
     """The forms of a network it takes."""
     mesh: Mesh | None = None
@@ -212,7 +213,7 @@ class Target:
         return (self.core, *self.workers)
 
     def memory(self, name: str) -> Memory:
-        """The memory of that name; raises KeyError when there is none."""
+        """The memory of a name; raises KeyError for an unknown name."""
         return {memory.name: memory for memory in self.memories}[name]
 
     def reads_constants(self, engine: Engine) -> bool:
@@ -239,11 +240,11 @@ class Target:
         return self.reads_constants(engine) and engine.memory == self.values
 
     def engine(self, name: str) -> Engine:
-        """The engine of that name; raises KeyError when there is none."""
+        """The engine of a name; raises KeyError for an unknown name."""
         return {engine.name: engine for engine in self.engines}[name]
 
     def policy(self, name: str | None) -> Policy:
-        """The policy of that name, the default for None; raises KeyError when there is none."""
+        """The policy of a name, the default for None; raises KeyError for an unknown name."""
         return self.policies[0] if name is None else {policy.name: policy for policy in self.policies}[name]
 
 

@@ -50,7 +50,7 @@ class JobRegisters:
         return Command(function, tuple(values[name] & 0xFFFFFFFF for name in self.names))
 
     def job(self, written: Mapping[int, int]) -> dict[str, int]:
-        """The job's values by name, unsigned, from what was written by byte offset (0 where nothing was)."""
+        """The job's values by name, unsigned, from register contents by byte offset (0 for registers not written)."""
         return {name: written.get(JOB + 4 * index, 0) for index, name in enumerate(self.names)}
 
     def device(self, name: str, model: str, base: int, places: int = 1) -> DeviceModel:
@@ -103,8 +103,8 @@ class CommandSet:
         return (number, *JobRegisters(fields[command]).command(command, **values).words)
 
     def decode(self, words: Sequence[int], where: str) -> Iterator[tuple[str, Mapping[str, int]]]:
-        """The commands of a list and their fields, unsigned; raises SimulationError where there is no such command, or
-        the list ends within one."""
+        """The commands of a list and their fields, unsigned; raises SimulationError for an unknown command, or a
+        list that ends within a command."""
         known, place = list(self._all.items()), 0
         while place < len(words):
             if not 0 < words[place] <= len(known):
@@ -167,12 +167,13 @@ class RtlPort:
     prefix: str = ""
     """Prefix of the names of its signals."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """Usual name -> the module's own, behind the prefix, where they differ; empty where the module has none."""
+    """The module's own signal names by usual names, after the prefix, if they differ; empty for signals it lacks."""
     low: tuple[str, ...] = ()
     """Usual names of signals that mean the opposite: ("we",) where low is a write."""
 
     def signals(self) -> dict[str, str]:
-        """Usual name -> the module's, empty for what it lacks; raises TargetError when that cannot be."""
+        """The module's signal names by usual names, empty for signals it lacks; raises TargetError for impossible
+        names."""
         place = f"port of prefix '{self.prefix}'"
         if self.protocol not in SIGNALS:
             hint = f"use one of {', '.join(SIGNALS)}"
@@ -213,11 +214,11 @@ class Rtl:
     clock: str = "clk"
     """Name of the clock."""
     reset: str = "rst_n"
-    """Name of the reset signal; empty where there is none, and it works from its initial values on."""
+    """Name of the reset signal; empty for a module that starts from its initial values."""
     reset_level: int = 0
     """Level of the reset signal that resets; it has an edge to this level before the clock first rises."""
     interrupt: str = "irq"
-    """High from the end of a job until the driver sees it; empty where there is none."""
+    """Signal that is high from the end of a job until the driver sees it; empty without an interrupt."""
     busy: str = "busy"
     """High while there is work: only then is the module clocked. Empty: always."""
     parameters: Mapping[str, int] = field(default_factory=dict)

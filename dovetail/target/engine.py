@@ -202,8 +202,8 @@ class Deployed:
 
 @dataclass(frozen=True)
 class Engine:
-    """An accelerator beside the core, started by a C call and working on its own until waited for; or software, which
-    the core runs itself."""
+    """An accelerator beside the core, which a C call starts, and which works alone until the core waits. Software
+    that the core runs is an engine too."""
 
     name: str
     """Name in pins, reports and the timeline, lower case."""
@@ -221,8 +221,8 @@ class Engine:
     """C function that waits until the launch with a given ticket has finished; empty where it has finished when the
     call that starts it returns."""
     files: Mapping[str, Path | Callable[[], str]] = field(default_factory=dict)
-    """More C files to compile or include with the driver: path below the project's `driver` -> where it is, or a
-    function that gives its text (`dovetail.target.queue_driver` makes such)."""
+    """More C files to compile or include with the driver: path below the project's `driver` -> the file's place, or
+    a function that returns its text (`dovetail.target.queue_driver` makes such functions)."""
     headers: tuple[str, ...] = ()
     """Names of those `files` that declare the functions of the commands."""
     prepare: str = ""
@@ -242,9 +242,9 @@ class Engine:
     """Launches it holds, the one it computes included; for estimates. Its driver waits before one more. 0 for what its
     `JobRegisters` have places for, 2 without them."""
     launching: int = 0
-    """Core cycles from the call that starts it to its start, where nothing is waited for; for estimates. 0 for those of
-    a driver on RV32IMC that writes its `JobRegisters` in a loop, as `iss` shows them: 27, and 3 for each, or 8 where
-    there are more than 24 and the compiler leaves the loop a loop. 70 without `JobRegisters`."""
+    """Core cycles from the call that starts it to its start, without waiting; for estimates. 0 stands for a driver
+    on RV32IMC that writes its `JobRegisters` in a loop, as `iss` shows it: 27 cycles, and 3 for each register (8 for
+    more than 24 registers, if the compiler keeps the loop). Without `JobRegisters` it is 70."""
     raw: Raw = field(default_factory=Raw)
     """Form of its commands for other executors (`dovetail compile --dump`)."""
     success: int | None = None
@@ -264,8 +264,8 @@ class Engine:
     made: Callable[[Deployed], Mapping[str, str]] | None = None
     """Further files of the driver, made for a network: path below the project's `driver` -> text."""
     buffer: str = ""
-    """A memory of its own that its launches load operands and constants into (`Offload.buffered`): the compiler finds
-    places there, and says what is there already. Empty for none."""
+    """Memory of the engine, into which launches load operands and constants (`Offload.buffered`); the compiler
+    assigns addresses, and knows the contents. Empty for an engine without a buffer."""
     holds: int = 0
     """Bytes of the memory of values that its driver or library keeps for itself, such as a static pool: the planner
     leaves them free, and `compile` counts them."""
@@ -276,7 +276,8 @@ class Engine:
     joint: Joint | None = None
     """How it computes several launches side by side; None where it does one after the other."""
     rtl: DeviceModel | None = None
-    """The engine in Verilog, for the simulator `rtl` (`dovetail.target.Rtl` makes it); None where there is none."""
+    """The engine in Verilog, for the simulator `rtl` (`dovetail.target.Rtl` makes it); None for an engine without
+    Verilog."""
 
     def __post_init__(self) -> None:
         says = self.device.arguments if self.device else {}

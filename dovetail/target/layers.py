@@ -75,7 +75,7 @@ class LayerWindow:
 
 
 PIXEL = LayerWindow((1, 1), (1, 1), (1, 1), (0, 0), (0, 0), 0)
-"""The window of what is computed pixel by pixel."""
+"""The window of a layer that computes each pixel alone."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Layer(LayerWindow):
     weights: Array
     """Weights: OHWI, or 1HWC for a depthwise layer."""
     bias: Array
-    """Bias of each output channel: int32 [O], 0 if the layer has none."""
+    """Bias of each output channel: int32 [O], 0 without a bias."""
     multiplier: Array
     """Multiplier of each output channel's sums in units of 2**-31: int32 [O], 0 if nothing requantises."""
     shift: Array
@@ -110,7 +110,7 @@ def _requantisations(match: Match) -> list[Node]:
 
 
 def padding_of(match: Match) -> Pad:
-    """The padding of a layer's image, as an operator; of nothing where there is none."""
+    """The padding of a layer's image, as an operator; padding by 0 for a layer without padding."""
     nothing = Pad((0,) * 4, (0,) * 4, linear_of(match).input_zero_point)
     return match.operator("pad", Pad) if match.has("pad") else nothing
 

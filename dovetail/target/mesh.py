@@ -263,7 +263,7 @@ class Mesh:
 
     @property
     def pieces(self) -> PieceCosts | None:
-        """Cost model of pieces; None if the array has one."""
+        """Cost model of pieces; None if `array` is the cost model."""
         return None if isinstance(self.array, MacArray) else self.array
 
     def places(self) -> tuple[Place, ...]:

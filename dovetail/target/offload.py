@@ -22,7 +22,8 @@ class Operand:
     """Bytes between neighbours along each physical dimension but one within a byte, of the layout the offload takes the
     operand in (along each axis of the logical shape if that is row-major)."""
     buffer: int | None = None
-    """Address in `Engine.buffer` that the launch loads it to (`Offload.buffered`); None for what it does not load."""
+    """Address in `Engine.buffer` to which the launch loads it (`Offload.buffered`); None for an operand that is not
+    loaded."""
     is_loaded: bool = False
     """Whether it lies there already, from a launch before."""
 

@@ -116,10 +116,10 @@ class Match:
     choice: Choice = field(default_factory=dict)
     """Settings of the offload's own knobs; one that is absent means the offload's default."""
     within: Mapping[str, Shape] = field(default_factory=dict)
-    """Values known to lie as parts of larger ones -> the shapes of those; only when cycles of choices are asked for."""
+    """Shapes of larger values, by the name of the value inside; set only for cycles of choices."""
 
     loaded: frozenset[str] = frozenset()
-    """Names of `Offload.buffered` whose bytes lie in the engine's buffer already; only when cycles are asked for."""
+    """Names of `Offload.buffered` whose bytes are in the engine's buffer already; set only for `cycles`."""
 
     def apart(self, value: str) -> bool:
         """True if an image is known to have columns of other values between its rows.
@@ -167,7 +167,7 @@ class Match:
 
     @property
     def work(self) -> int:
-        """Multiply-accumulates, or elements of the result where there are none."""
+        """Multiply-accumulates; for other operators, elements of the result."""
         types = self.graph.types
         macs = sum(node.operator.macs([types[name] for name in node.inputs]) for node in self.graph.nodes)
         return macs or self.result.elements

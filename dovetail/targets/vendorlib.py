@@ -53,7 +53,7 @@ class Library:
     include: str = "."
     """Folder of all headers, relative to `root`."""
     wait: str = ""
-    """C function that waits for what a function with a given ticket began; empty where functions compute at once."""
+    """C function that waits for the work with a given ticket; empty if functions finish before they return."""
     prepare: str = ""
     """C function called once before the first call of an inference; empty for none."""
     defines: Mapping[str, int] = field(default_factory=dict)
@@ -78,8 +78,7 @@ class Library:
 
     @cached_property
     def files(self) -> dict[str, Path]:
-        """Headers and sources: path below the project's `driver` -> where it is. Headers keep their path below
-        `include`, sources theirs below `root`."""
+        """Headers and sources: place of each file, by its path below the project's `driver`."""
         folder = self.root / self.include
         headers = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.h"))}
         return {**headers, **{source: self.root / source for source in self.sources}}
@@ -285,7 +284,7 @@ def _scratch(
 
 
 def measured(mac: float = 0, element: float = 0, window: float = 0) -> Callable[[dt.Match], int]:
-    """`cycles` of a function from what calls of it take.
+    """The function `cycles` for a library function, from measured calls.
 
     Args:
         mac: cycles for each multiply-accumulate.

@@ -101,7 +101,7 @@ class Case:
     point: Point
     """Sizes and numbers of the layer."""
     why: str
-    """The settings it is for, for people."""
+    """Description of its settings, for people."""
     taken: bool = True
     """Whether the limits let the engine take it."""
     failure: str = ""
@@ -133,7 +133,7 @@ class UserCodeError(Exception):
 
 
 def ask(offload: Offload, point: Point) -> PointCheck | None:
-    """The layer of a point, checked by every limit; None where there is no such layer.
+    """The layer of a point, checked by every limit; None if no layer has the point's settings.
 
     Raises:
         NoLayerError: no layer can be made from the pattern.
@@ -218,7 +218,7 @@ def bases(offload: Offload) -> list[Point]:
 
 
 def base(offload: Offload) -> Point | None:
-    """The first of `bases`; None where there is none."""
+    """The first possible one of `bases`; None if no base is possible."""
     return next(iter(bases(offload)), None)
 
 

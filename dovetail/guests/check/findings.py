@@ -53,7 +53,7 @@ class Tested:
     seconds: float = 0.0
     """Seconds that the cases took."""
     remark: str = ""
-    """Why there are no cases, if there are none; why the first of those not tried was not, if there are any."""
+    """The reason for the lack of cases, or for the first case that was not tried; empty without such cases."""
     left_out: tuple[str, ...] = ()
     """Optional operators of the pattern that no case has."""
 

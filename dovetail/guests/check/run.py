@@ -280,14 +280,14 @@ _BATCH = 32
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a case, or why there is none."""
+    """The result of a case, or the reason why it was not computed."""
 
     case: Case
     """Case that was run."""
     actual: Array | None = None
     """The computed result; None if nothing was computed."""
     expected: Array | None = None
-    """Result of the pattern's meaning; None if there is none."""
+    """Result of the pattern's meaning; None if the case was not computed."""
     error: str = ""
     """Why nothing was computed."""
     skipped: str = ""

@@ -49,7 +49,7 @@ class PortRounding(StrEnum):
 
 @dataclass(frozen=True)
 class PortWish:
-    """Properties of the hardware a new port is for."""
+    """Properties of a new port's hardware."""
 
     style: PortStyle = PortStyle.REGISTERS
     """Way the engine gets its work."""

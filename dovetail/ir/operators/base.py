@@ -126,8 +126,8 @@ class Piece:
     box: Box
     """Part of the result."""
     start: Shape = ()
-    """The element of the operand that comes first; empty for the whole operand, which is then of the box's size (a view
-    of it, where the operator is one; smaller by what `before` and the box leave, where there is fill)."""
+    """First element of the operand along each axis; empty for a box as large as the whole operand. With fill the
+    operand is smaller than the box, by `before` and the rest."""
     walks: tuple[tuple[int, int], ...] = ()
     """Axis of the operand and step in elements, for each axis of the box. The last one may step into the elements
     that follow in a row-major operand."""
@@ -161,8 +161,8 @@ class Operator:
     """
 
     moves_only: ClassVar[bool] = False
-    """Every element of the result is an element of an operand or a fixed one, taken from a place that does not depend
-    on what the operands hold."""
+    """Every element of the result is an element of an operand, or a fixed value. Its place does not depend on the
+    operands' elements."""
     is_view: ClassVar[bool] = False
     """The result is the operand, row-major, under another shape."""
     pointwise: ClassVar[int] = 0
@@ -190,9 +190,9 @@ class Operator:
     is_channelwise: ClassVar[bool] = False
     """Each channel of the result is a sum over one channel of the operand."""
     quantises: ClassVar[bool] = False
-    """Integers that stand for the operand, by the scale and the zero point that are its second and third operand."""
+    """The result is integers for floats, by a scale and a zero point that are the second and third operand."""
     dequantises: ClassVar[bool] = False
-    """Floats that the operand stands for, by the scale and the zero point that are its second and third operand."""
+    """The result is floats for integers, by a scale and a zero point that are the second and third operand."""
     reads_scores: ClassVar[bool] = False
     """Rows of scores become shares of 1, or the logarithms of these."""
     gives_shares: ClassVar[bool] = False
@@ -230,7 +230,7 @@ class Operator:
         return None
 
     def with_filler(self, value: float) -> Operator:
-        """The operator with another `filler`; the operator itself if it has none.
+        """The operator with another `filler`; an operator without a filler is returned as it is.
 
         Args:
             value: the new number.
@@ -305,7 +305,7 @@ class Operator:
         return False
 
     def window(self, inputs: Types) -> SlidingWindow | None:
-        """The window that moves over the first operand; None where there is none."""
+        """The window that moves over the first operand; None for operators without a window."""
         return None
 
     def chosen_from(self, operands: Sequence[T]) -> Sequence[T]:

@@ -311,7 +311,7 @@ Im2col.__name__ = "Patches"  # its name in layers' names, saved stages and messa
 
 @dataclass(frozen=True)
 class Relayout(Mover):
-    """The same value lying in another layout: no element changes, only where it is. The layout stage puts it in."""
+    """The same value in another layout; every element keeps its value."""
 
     changes_layout = True
 

@@ -50,7 +50,7 @@ class Said:
     raw: bytes = b""
     """The custom options of a TFLite operator as they are; where they are no flexbuffer there are no attributes."""
     fault: str = ""
-    """Why they are none."""
+    """Reason why the file has no attributes; empty if they could be read."""
 
     def get(self, name: str, kind: Any, default: Any = _ABSENT) -> Any:
         """An attribute as int, float, bool, str or a tuple of these.
@@ -112,7 +112,7 @@ class UserOperator(Operator):
     """Number of the file's operands that the node has as operands; the others are constants for `read`. None for
     all."""
     real: ClassVar[bool] = False
-    """Quantised operands of TFLite are given as the floats they stand for."""
+    """Whether quantised operands of TFLite are given as floats, in place of their integers."""
     passed_over: ClassVar[tuple[str, ...]] = ()
     """Attributes of files that say nothing."""
     c: ClassVar[str | tuple[str, ...]] = ""
@@ -123,7 +123,7 @@ class UserOperator(Operator):
     """The function in `c` that computes the operator."""
 
     given: DType | None = field(default=None, kw_only=True)
-    """Element type of the results that the node gives, if the operator has several types; None if all have one.
+    """Element type of the results that the node gives, if the operator has results of several types; otherwise None.
     Readers set it."""
 
     @classmethod
@@ -162,18 +162,17 @@ class UserOperator(Operator):
         return ()
 
     def scratch(self, inputs: Sequence[TensorType]) -> Sequence[TensorType]:
-        """Memory the function gets to work in; what is there when it begins means nothing."""
+        """Working memory of the function, with arbitrary contents at its start."""
         return ()
 
     def states(self, inputs: Sequence[TensorType]) -> Sequence[Array]:
-        """First contents of what it keeps between inferences: these are its last operands, and its last results replace
-        them. `inputs` are the operands without them."""
+        """First contents of its states: these are its last operands, and its last results replace them."""
         return ()
 
     @classmethod
     def example(cls, sizes: Mapping[str, int]) -> tuple[Self, tuple[TensorType, ...]]:
-        """An operator and its operands' types for `dovetail check`, from settings such as rows, columns, channels and
-        batch; raises ValueError where there is none."""
+        """An operator and its operands' types for `dovetail check`, from settings such as rows, columns, channels
+        and batch; raises ValueError if the settings allow no example."""
         raise TypeError(f"{cls.__name__} has no example")
 
     @property
