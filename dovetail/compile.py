@@ -45,7 +45,7 @@ from dovetail.program.verify import verify
 from dovetail.quantize import quantize
 from dovetail.quantize.ends import integer_inputs, integer_outputs
 from dovetail.read import load_model, own_rounding
-from dovetail.schedule.assign import Assignment, assign, one_by_one
+from dovetail.schedule.assign import Assignment, Refused, assign, one_by_one
 from dovetail.schedule.assign.pins import read_pins
 from dovetail.schedule.joint import side_by_side
 from dovetail.schedule.knobs import choose, region_space
@@ -275,6 +275,8 @@ def _notes_of(made: Compiled, name: str) -> Iterator[Note]:
         yield Note(Kind.ASSUMED, what)
     if made.assignment.note:
         yield Note(Kind.SLOWER, made.assignment.note)
+    for layer, why in made.assignment.refused.items():
+        yield Note(Kind.SLOWER, f"{layer} is not computed by {' and '.join(why)}: {'; '.join(why.values())}")
     if striped := made.striped:
         macs = sum(region.macs for region in made.regions)
         more = 100 * striped.extra_macs / max(macs - striped.extra_macs, 1)
@@ -455,25 +457,27 @@ def _plan_regions(
     graph: Graph,
     regions: tuple[Region, ...],
     request: _CompileRequest,
-    refused: Mapping[str, str] = MappingProxyType({}),
+    refused: Refused = MappingProxyType({}),
 ) -> _ProgramPlan:
-    """The stages after partitioning; `refused` says which layers an engine computes in no tiles, and why."""
+    """The stages after partitioning; `refused` says which engines have no tiles for a layer, and why."""
     chosen = choose(regions, request.choices, request.target)
     chosen = with_narrow_weights(chosen, request.target, reserved(graph, request.target))
     request.progress("placing")
     pins = request.options.pins if request.cores is None else {}  # which the stages keep
     assignment = assign(graph, chosen, request.target, pins, request.choices, refused)
     try:
-        return _plan_layouts(graph, assignment, request)
+        try:
+            return _plan_layouts(graph, assignment, request)
+        except PlanError:
+            if all(region.slot is None for region in assignment.regions):
+                raise
+        return _plan_layouts(graph, one_by_one(assignment), request)
     except TileError as error:
-        if error.layer in {*refused, *request.choices} or pins or len(request.target.engines) != 1:
+        layer = assignment.layer_of(error.layer)
+        known, elsewhere = refused.get(layer, {}), error.by_shape or len(request.target.engines) > 1
+        if error.engine in known or layer in request.choices or not elsewhere:
             raise
-        request.options.tell(Note(Kind.SLOWER, f"{error.layer} is not computed there: {error.what}"))
-        return _plan_regions(graph, regions, request, {**refused, error.layer: error.what})
-    except PlanError:
-        if all(region.slot is None for region in assignment.regions):
-            raise
-    return _plan_layouts(graph, one_by_one(assignment), request)
+        return _plan_regions(graph, regions, request, {**refused, layer: {**known, error.engine: error.what}})
 
 
 def _plan_layouts(graph: Graph, assignment: Assignment, request: _CompileRequest) -> _ProgramPlan:

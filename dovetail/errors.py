@@ -53,10 +53,12 @@ class PlanError(DovetailError):
 
 
 class TileError(PlanError):
-    """A region that an engine computes in no tiles, however small."""
+    """A region whose smallest tile an engine does not compute, or has no room for."""
 
-    layer = ""
-    """Its name."""
+    layer = engine = ""
+    """Their names."""
+    by_shape = False
+    """Whether more room would not help."""
 
 
 class PlaceError(DovetailError):

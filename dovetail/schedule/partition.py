@@ -17,7 +17,7 @@ from dovetail.schedule.region import Region, Share, match_of
 from dovetail.target.description import Target
 from dovetail.target.engine import Engine
 from dovetail.target.offload import Offload
-from dovetail.target.pattern import Match, Mismatch, Scope, match_pattern
+from dovetail.target.pattern import Match, Mismatch, Scope, broken_limits, match_pattern
 from dovetail.user_file import asking
 
 _TABLE = apply(Lookup)
@@ -159,10 +159,9 @@ class _Partition:
         if not self.graph.types[node.output].shape:
             return Mismatch("the result is a scalar, which has no axis to cut", len(self.graph.nodes))
         own = match_of(offload, self._subgraph({member.output: member for member in match.nodes.values()}))
-        constraints = (constraint for constraint in offload.constraints if constraint.scope is not Scope.TILES)
         with asking(f"the limits of {offload.name} for {node.origin or node.output}"):
-            sentence = next((failure for constraint in constraints if (failure := constraint.failure(own))), None)
-        return own if sentence is None else Mismatch(sentence, len(self.graph.nodes) + len(own.nodes))
+            sentence = broken_limits(offload.constraints, own, Scope.TILES)
+        return own if not sentence else Mismatch(sentence, len(self.graph.nodes) + len(own.nodes))
 
     def mismatch(self, node: Node) -> str:
         """As `explain_mismatch`; empty where an engine takes it."""

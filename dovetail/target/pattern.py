@@ -10,7 +10,7 @@ Patterns are data; matching is one function. A pattern that does not match says 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
@@ -211,6 +211,24 @@ class Constraint:
             sentence: the new sentence, which `explain` and the support page show.
         """
         return replace(self, sentence=sentence)
+
+
+def broken_limits(limits: Iterable[Constraint], match: Match, but: Scope) -> str:
+    """The sentences of all limits that a match breaks, without those of one scope; empty where it keeps them.
+
+    A limit may rely on those before it, so an exception of one behind a broken limit is no error.
+    """
+    broken: list[str] = []
+    for limit in limits:
+        try:
+            failure = limit.failure(match) if limit.scope is not but else None
+        except Exception:
+            if broken:
+                break
+            raise
+        if failure is not None:
+            broken.append(failure)
+    return "; ".join(broken)
 
 
 def one_of(sentence: str, measure: Callable[[Match], Any], *allowed: Any, scope: Scope = Scope.ALL) -> Constraint:

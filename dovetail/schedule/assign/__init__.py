@@ -18,6 +18,7 @@ from types import MappingProxyType
 from dovetail.files import kept_answer
 from dovetail.ir.graph import Graph
 from dovetail.program.ir import CORE, Queue, copy_queue
+from dovetail.schedule.assign.candidates import Refused as Refused
 from dovetail.schedule.assign.candidates import layers
 from dovetail.schedule.assign.cheaper import cheaper
 from dovetail.schedule.assign.costs import (
@@ -56,6 +57,8 @@ def _why(layer: LayerOptions, picked: Candidate) -> str:
     if layer.pinned:
         return f"the user pinned it to {layer.pinned}"
     others = [one for one in layer.candidates if one is not picked]
+    if _is_left(layer):
+        return "; ".join(f"{name}: {reason}" for name, reason in layer.refused.items())
     if not others:
         return layer.region.reason if picked.members == {CORE} else "nothing else takes it"
     best = min(others, key=lambda one: one.cycles)
@@ -67,6 +70,12 @@ def _why(layer: LayerOptions, picked: Candidate) -> str:
         f"{best.place} would take {best.cycles:,} cycles instead of {picked.cycles:,}, but is wanted by others then: "
         "the network ends no later like this"
     )
+
+
+def _is_left(layer: LayerOptions) -> bool:
+    """True for a layer that the partition gave to an engine, where none has tiles for it."""
+    engines = (step.region.shares for one in layer.candidates for step in one.steps)
+    return bool(layer.region.shares) and not layer.pinned and not any(engines)
 
 
 _EXACT_SECONDS = 3.0
@@ -98,6 +107,15 @@ class Assignment:
     """A sentence about what was given up for want of memory; empty for nothing."""
     clock: int = 0
     """Cycles of the planned program by the clock; 0 where there is none."""
+    refused: Refused = field(default_factory=dict)
+    """The layers for which an engine was meant that has no tiles for them, and why."""
+
+    def layer_of(self, region: str) -> str:
+        """The layer that a region, or a part of one that engines share, is of."""
+        names = {
+            step.region.name: one.region.name for one in self.layers for each in one.candidates for step in each.steps
+        }
+        return next((names[name] for name in (region, region.partition("_part_")[0]) if name in names), region)
 
     def reasons(self) -> Mapping[str, PlacementReason]:
         """Region name -> why it is where it is; nothing for a layer that was compared with nothing."""
@@ -130,7 +148,7 @@ def assign(
     target: Target,
     pins: Mapping[str, str],
     held: Collection[str] = (),
-    refused: Mapping[str, str] = MappingProxyType({}),
+    refused: Refused = MappingProxyType({}),
 ) -> Assignment:
     """Decide where every region is computed.
 
@@ -140,21 +158,23 @@ def assign(
         target: the machine.
         pins: layer or operator -> engine, "core", a core by its number ("core1"), or engines or cores joined by "+".
         held: names of regions that stay where they are, since knobs were chosen for them.
-        refused: names of regions that the only engine cannot compute in tiles, as was found later, and why.
+        refused: region name -> engines that cannot compute it in tiles, as the plan found, and why.
 
     Raises:
         PlaceError: a pin names what does not exist, or wants a layer where it cannot be; says why.
+        PlanError: nothing can compute a layer; says why.
     """
     own, costs = [AssignedRegion.of(region) for region in regions], RegionCosts(graph, target)
     wishes = resolve(pins, own, target)
     if len(target.engines) < 2 and not wishes:
         tiles = TileCache()
         chosen, compared = cheaper(costs, own, held, tiles, refused)
-        return Assignment(chosen, compared=compared, tiles=tiles)
-    options, dma = layers(costs, own, wishes, held), copy_queue(target)
+        return Assignment(chosen, compared=compared, tiles=tiles, refused=refused)
+    options, dma = layers(costs, own, wishes, held, refused), copy_queue(target)
     schedule, bound = _solved(options, dma)
     placed = _placed(options, schedule, dma if len(target.engines) > 1 else None)
-    return Assignment(placed, options, schedule, bound)
+    left = {layer.region.name: layer.refused for layer in options if _is_left(layer)}
+    return Assignment(placed, options, schedule, bound, refused={**refused, **left})
 
 
 def _solved(layers: tuple[LayerOptions, ...], dma: Queue) -> tuple[Schedule, int]:
@@ -206,7 +226,8 @@ def one_by_one(assignment: Assignment) -> Assignment:
     regions = _placed(assignment.layers, assignment.schedule, None)
     alone = (tuple(replace(share, box=None) for share in region.shares[:1]) for region in regions)
     note = "there is no memory for several layers at once: they are computed one after the other"
-    return Assignment(tuple(replace(one, shares=own) for one, own in zip(regions, alone, strict=True)), note=note)
+    placed = tuple(replace(one, shares=own) for one, own in zip(regions, alone, strict=True))
+    return Assignment(placed, note=note, refused=assignment.refused)
 
 
 def _placed(layers: Sequence[LayerOptions], schedule: Schedule, dma: Queue | None) -> tuple[AssignedRegion, ...]:

@@ -18,6 +18,8 @@ from dovetail.schedule.region import AssignedRegion, EnginePart, LaidRegion, Reg
 from dovetail.schedule.tiles.tile import tile_match
 from dovetail.target.description import Target
 
+Refused = Mapping[str, Mapping[str, str]]
+"""Region name -> engine -> why it does not compute the region."""
 _MOST_ENGINES = 4
 """Engines that may share one layer."""
 _STEP_PARTS = (1, 2, 3)
@@ -100,7 +102,7 @@ def _cycles(part: EnginePart, box: Box) -> int | None:
 
 
 def layers(
-    costs: RegionCosts, regions: Sequence[Region], pins: Mapping[str, str], held: Collection[str]
+    costs: RegionCosts, regions: Sequence[Region], pins: Mapping[str, str], held: Collection[str], without: Refused
 ) -> tuple[LayerOptions, ...]:
     """Every region with its candidates.
 
@@ -109,19 +111,23 @@ def layers(
         regions: of the partition, without offloads that cost accuracy.
         pins: region name -> where the user wants it.
         held: names of the regions that stay as they are, since their knobs were chosen for that.
+        without: region name -> engines that the plan found no tiles for, and why.
 
     Raises:
         PlaceError: a layer cannot be where the user wants it; says why.
+        PlanError: nothing can compute a layer; says why, of each engine and the core.
     """
     makers = {region.output: index for index, region in enumerate(regions)}
     options: list[LayerOptions] = []
     for region in regions:
-        refused: dict[str, str] = {}
+        refused = dict(without.get(region.name, {}))
         pinned = pins.get(region.name, "")
         cores = pinned_cores(pinned)
         wish = CORE if cores else pinned
         every = _candidates(replace(AssignedRegion.of(region), cores=cores), costs, wish, region.name in held, refused)
         candidates = _wished(region, every, wish, refused) if wish else every
+        if not candidates:
+            raise nothing_computes(region, refused)
         passed_over = tuple(one for one in every if not any(one is other for other in candidates))
         after = tuple(dict.fromkeys(makers[value] for value in region.graph.inputs if value in makers))
         delays = _delays({index: options[index] for index in after}, candidates, costs.target)
@@ -137,7 +143,7 @@ def _candidates(
 ) -> tuple[Candidate, ...]:
     """Each engine by itself, several together, then the core; what it is as long as no engine was ever asked."""
     target, graph, cache = costs.target, region.graph, PartitionCache()
-    engines = [engine.name for engine in target.engines]
+    engines = [engine.name for engine in target.engines if engine.name not in refused]
     wanted = set(wish.split("+")) - {CORE, ""}
     if held or not (region.shares or wanted):
         lossy = [engine.name for engine in target.engines if any(offload.lossy for offload in engine.offloads)]
@@ -163,6 +169,13 @@ def _candidates(
     best = {one.place: one for one in sorted(reversed(alone), key=lambda one: -one.cycles)}  # the first of equals
     alone = [one for one in alone if best[one.place] is one]
     return (*alone, *_together(alone, costs), *on_core(region, costs, refused, cache))
+
+
+def nothing_computes(region: Region, refused: Mapping[str, str]) -> PlanError:
+    """The error of a layer that neither the engines nor the core compute, with the reason of each."""
+    why = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+    hint = "fewer channels in this layer, or more room where a size is named"
+    return PlanError(f"nothing can compute {region.name}: {why}", where=", ".join(region.origins), hint=hint)
 
 
 def others(

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from dovetail.errors import PlanError
 from dovetail.program.ir import CORE
-from dovetail.schedule.assign.candidates import on_core, others
+from dovetail.schedule.assign.candidates import Refused, nothing_computes, on_core, others
 from dovetail.schedule.assign.costs import Candidate, PlacementReason, RegionCosts
 from dovetail.schedule.partition import PartitionCache, named, partition, without_offloads
 from dovetail.schedule.region import AssignedRegion, Region
@@ -32,7 +32,7 @@ def cheaper(
     regions: Sequence[AssignedRegion],
     held: Collection[str],
     tiles: TileCache,
-    refused: Mapping[str, str],
+    refused: Refused,
 ) -> tuple[tuple[AssignedRegion, ...], Reasons]:
     """The regions, each as it takes the fewest cycles, and what there is to say of those that were compared.
 
@@ -41,7 +41,10 @@ def cheaper(
         regions: of the partition.
         held: names of the regions that stay as they are.
         tiles: gains the tiles of the regions as they are given.
-        refused: names of regions that their offloads cannot compute, and why.
+        refused: region name -> the engine that cannot compute it in tiles, and why.
+
+    Raises:
+        PlanError: nothing else can compute a refused region; says why.
     """
     if costs.target.core.is_host:
         return tuple(regions), {}
@@ -59,7 +62,7 @@ def cheaper(
     declined: dict[str, str] = {}
     for region in regions:
         if region.name in refused:
-            chosen += _elsewhere(region, costs, cost, refused[region.name]) or [region]
+            chosen += _elsewhere(region, costs, cost, refused[region.name])
             continue
         candidates = () if region.name in held else tuple(_candidates(region, costs, cost, tiles))
         if len(candidates) < 2:
@@ -145,19 +148,21 @@ def _candidates(
 
 
 def _elsewhere(
-    region: AssignedRegion, costs: RegionCosts, cost: Callable[[Candidate], int], why: str
+    region: AssignedRegion, costs: RegionCosts, cost: Callable[[Candidate], int], why: Mapping[str, str]
 ) -> list[AssignedRegion]:
-    """The cheapest way of a layer that its offload computes in no tiles; none where there is no other."""
-    lossless, cache = (
-        without_offloads(costs.target, {engine.name: False for engine in costs.target.engines}),
-        PartitionCache(),
-    )
-    found = [*on_core(region, costs, {}, cache)]
-    for way in others(region.graph, [region], lossless, cache):
+    """The cheapest way of a layer that its offload computes in no tiles."""
+    target, cache, refused = costs.target, PartitionCache(), dict(why)
+    found = [*on_core(region, costs, refused, cache)]
+    for way in others(
+        region.graph, [region], without_offloads(target, {one.name: False for one in target.engines}), cache
+    ):
         with suppress(PlanError):
             found.append(costs.candidate(region.name, way))
-    steps = min(found, key=cost).steps if found else ()
-    return [replace(one.region, reason=why) if one.region.place == CORE else one.region for one in steps]
+    if not found:
+        raise nothing_computes(region, refused)
+    reason = "; ".join(why.values())
+    steps = min(found, key=cost).steps
+    return [replace(one.region, reason=reason) if one.region.place == CORE else one.region for one in steps]
 
 
 def _label(candidate: Candidate) -> str:

@@ -8,7 +8,7 @@ from itertools import islice, product
 from dovetail.errors import PlanError, TileError
 from dovetail.ir.types import Shape, box_shape
 from dovetail.schedule.region import EnginePart, Homes
-from dovetail.schedule.tiles.tile import BUFFERS, TILE, cuts
+from dovetail.schedule.tiles.tile import BUFFERS, TILE, cuts, tile_match
 from dovetail.schedule.tiles.tiling import PartTiles, TileCache, Tiling, TooLarge
 from dovetail.target.description import Target
 
@@ -103,9 +103,20 @@ def _too_large(part: EnginePart, smallest: Tiling | None, budget: int) -> PlanEr
     if smallest:
         what = f"the smallest tile of {part.name}, {shape}, needs {needed} bytes of {memory}; {budget} are free"
         hint = f"a {memory} larger by {needed - budget} bytes, or fewer channels in this layer"
-        return PlanError(what, where=where, hint=hint)
-    held = f", with constants that fit {engine.constants}" if engine.constants else ""
-    what = f"no tile of {part.name} is one {engine.name} can compute{held}"
-    error = TileError(what, where=where, hint="fewer channels in this layer")
-    error.layer = part.name
+    else:
+        held = f", with constants that fit {engine.constants}" if engine.constants else ""
+        what = f"no tile of {part.name} is one {engine.name} can compute{held}{_limits_of_smallest(part)}"
+        hint = "fewer channels in this layer"
+    error = TileError(what, where=where, hint=hint)
+    error.layer, error.engine, error.by_shape = part.name, engine.name, smallest is None
     return error
+
+
+def _limits_of_smallest(part: EnginePart) -> str:
+    """The limits that the smallest tile breaks; empty for none."""
+    *_, size = _candidates(part, _FINEST)
+    try:
+        tile_match(part, tuple((low, min(low + n, high)) for (low, high), n in zip(part.extent, size, strict=True)))
+    except ValueError as error:
+        return f": {error}"
+    return ""

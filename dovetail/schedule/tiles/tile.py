@@ -12,7 +12,7 @@ from dovetail.ir.graph import Graph
 from dovetail.ir.layout import check_part
 from dovetail.ir.types import Array, Box, Shape, TensorType, box_shape, full_box
 from dovetail.schedule.region import EnginePart
-from dovetail.target.pattern import Choice, Match, Mismatch, Scope, match_again, match_pattern
+from dovetail.target.pattern import Choice, Match, Mismatch, Scope, broken_limits, match_again, match_pattern
 from dovetail.user_file import asking
 
 PLACEMENT, EARLY, ORDER, BUFFERS = "placement", "early", "order", "buffers"
@@ -99,10 +99,8 @@ def tile_match(part: EnginePart, box: Box, tile: Tile | None = None) -> tuple[Ti
     if isinstance(match, Mismatch):
         raise ValueError(match.sentence)
     match = replace(match, choice=offload_choice(part, match))
-    for constraint in offload.constraints:
-        with asking(f"the limit '{constraint.sentence}' of {offload.name} for {part.name}"):
-            failure = constraint.failure(match) if constraint.scope is not Scope.LAYERS else None
-        if failure:
+    with asking(f"the limits of {offload.name} for {part.name}"):
+        if failure := broken_limits(offload.constraints, match, Scope.LAYERS):
             raise ValueError(failure)
     return tile, match
 
