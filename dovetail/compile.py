@@ -273,10 +273,7 @@ def _notes_of(made: Compiled, name: str) -> Iterator[Note]:
     if (own := made.unit.model).startswith("m_") and not name.startswith("m_"):
         what = f"C names begin with {own}: '{own[2:]}' is no name of C's, or one that is in use already"
         yield Note(Kind.ASSUMED, what)
-    if made.assignment.note:
-        yield Note(Kind.SLOWER, made.assignment.note)
-    for layer, why in made.assignment.refused.items():
-        yield Note(Kind.SLOWER, f"{layer} is not computed by {' and '.join(why)}: {'; '.join(why.values())}")
+    yield from (Note(Kind.SLOWER, what) for what in made.assignment.losses())
     if striped := made.striped:
         macs = sum(region.macs for region in made.regions)
         more = 100 * striped.extra_macs / max(macs - striped.extra_macs, 1)
@@ -454,10 +451,7 @@ def _roomy(target: Target) -> Target:
 
 
 def _plan_regions(
-    graph: Graph,
-    regions: tuple[Region, ...],
-    request: _CompileRequest,
-    refused: Refused = MappingProxyType({}),
+    graph: Graph, regions: tuple[Region, ...], request: _CompileRequest, refused: Refused = MappingProxyType({})
 ) -> _ProgramPlan:
     """The stages after partitioning; `refused` says which engines have no tiles for a layer, and why."""
     chosen = choose(regions, request.choices, request.target)
@@ -474,8 +468,8 @@ def _plan_regions(
         return _plan_layouts(graph, one_by_one(assignment), request)
     except TileError as error:
         layer = assignment.layer_of(error.layer)
-        known, elsewhere = refused.get(layer, {}), error.by_shape or len(request.target.engines) > 1
-        if error.engine in known or layer in request.choices or not elsewhere:
+        known = refused.get(layer, {})
+        if error.engine in known or layer in request.choices or not (error.by_shape or request.target.engines[1:]):
             raise
         return _plan_regions(graph, regions, request, {**refused, layer: {**known, error.engine: error.what}})
 

@@ -19,7 +19,7 @@ from dovetail.errors import MissingExtraError, PlanError, ProgramError
 from dovetail.guests import zoo
 from dovetail.ir.graph import Graph, evaluate, verify
 from dovetail.ir.operators.arithmetic import Add, Requantize
-from dovetail.ir.operators.movement import Concat, Pad, Relayout
+from dovetail.ir.operators.movement import Concat, Pad, Relayout, Reshape
 from dovetail.legalize import adapt
 from dovetail.program.interpret import ProgramInterpreter, check_program
 from dovetail.program.ir import CORE, Copy, LaunchStatement, Role, Statement
@@ -144,6 +144,20 @@ def test_zoo_emulated(name: str, tmp_path: Path) -> None:
     model.write_bytes(zoo.build(name))
     for pads in (True, False):
         planned(prepare(model, machine(pads), Options()), machine(pads))
+
+
+def test_a_view_between_engine_regions_keeps_their_layout() -> None:
+    """Rows and columns as one row lie as before, so nothing is converted to row-major and back; channels as pixels do
+    not."""
+    counts = []
+    for shape in ((1, 1, 64, 32), (1, 8, 16, 16)):
+        net = Net("view", (8, 8, 16))
+        x = net.convolution(net.x, 32, stem="first", pad=0, kernel=1)
+        x = net.builder.add(Reshape(shape), [x])
+        found = planned(net.finish(net.convolution(x, 16, stem="second", pad=0, kernel=1)), machine())
+        assert sum(region.engine is not None for region in found.placed.regions) == 2
+        counts.append(len(relayouts(found.placed)))
+    assert counts == [0, 1]
 
 
 def test_no_relayout_between_engine_regions(tmp_path: Path) -> None:

@@ -15,12 +15,22 @@ import pytest
 from core_kernel_cases import Case, Maker, drawn, random_array
 from dovetail.errors import DovetailError
 from dovetail.ir.graph import GraphBuilder, Node, evaluate
-from dovetail.ir.layout import FIELDS, Layout, blocked, from_bytes, from_notation, packed, to_bytes
+from dovetail.ir.layout import (
+    FIELDS,
+    Layout,
+    blocked,
+    from_bytes,
+    from_notation,
+    from_physical,
+    packed,
+    to_bytes,
+    to_physical,
+)
 from dovetail.ir.operators.arithmetic import Add, Clip, Offset
 from dovetail.ir.operators.linear import Conv2d
 from dovetail.ir.operators.movement import Pad, Relayout, Slice
 from dovetail.ir.types import DType, TensorType
-from dovetail.kernels import core_traits, generate, supports, takes_packed
+from dovetail.kernels import CoreTraits, core_traits, generate, supports, takes_packed
 from dovetail.targets import load_target
 from test_core_kernels import build, library_text, needs_compiler, run
 
@@ -131,6 +141,34 @@ def test_relayouts(dtype: DType, tmp_path: Path) -> None:
         given = replace(graph, types={**graph.types, "y": TensorType((size,), DType.UINT8)})
         got = run(getattr(library, f"run_{kernel.name}"), kernel, Case(given, {"x": held}))
         assert np.array_equal(from_bytes(got, layouts.get("y"), graph.types["y"]), array), f"{layouts}\n{kernel.source}"
+
+
+WHOLE = ("", "N C/8 H W 8c", "N C/16 H W 16c", "N H C/4 W 4c", "N C H W", "W H N C")
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [DType.INT8, DType.INT32])
+def test_relayouts_in_runs(dtype: DType, tmp_path: Path) -> None:
+    """Elements that lie side by side before and after are moved together, in words where the core wants these."""
+    made, kernels = [], []
+    for number, (source, result) in enumerate(product(WHOLE, WHOLE)):
+        for channels in (32, 24, 10):
+            builder = GraphBuilder("region")
+            x = builder.input("x", TensorType((2, 3, 5, channels), dtype))
+            graph = builder.finish([builder.add(Relayout(), [x], "y")])
+            layouts = {name: from_notation(text) for name, text in (("x", source), ("y", result)) if text}
+            made.append((graph, layouts))
+            core = replace(CoreTraits(), aligned=number % 2)
+            kernels.append(generate(graph, f"kernel_{number}_{channels}", core, layouts=layouts))
+    assert sum("memcpy" in kernel.source for kernel in kernels) >= 20
+    library = ctypes.CDLL(str(build(tmp_path, library_text(kernels), "-O1", "-shared", "-fPIC")))
+    for (graph, layouts), kernel in zip(made, kernels, strict=True):
+        array = random_array(1, graph.types["x"])
+        held, meant = (to_physical(array, layouts[name]) if name in layouts else array for name in ("x", "y"))
+        given = replace(graph, types={name: TensorType(one.shape, dtype) for name, one in (("x", held), ("y", meant))})
+        got = run(getattr(library, f"run_{kernel.name}"), kernel, Case(given, {"x": held})).reshape(meant.shape)
+        whole = from_physical(got, layouts["y"], graph.types["y"].shape) if "y" in layouts else got
+        assert np.array_equal(whole, array), f"{layouts}\n{kernel.source}"
 
 
 def test_what_takes_no_shared_bytes_says_so() -> None:

@@ -246,12 +246,18 @@ def _im2col(scope: KernelScope) -> Lines:
     return nested(zip(("image", "row", "column", "kernel_row", "kernel_column"), sizes, strict=True), lines)
 
 
+def _patch_rows(scope: KernelScope) -> MovedRows | None:
+    """The rows of patches that are put together in words; None where they are not."""
+    if not scope.core.aligned or scope.tree or scope.source_dtype.bits != 8 or scope.compact:
+        return None
+    return patch_rows(window_of(scope), scope.core.aligned)
+
+
 @kernel(Im2col, windowed=True)
 def _patches(scope: KernelScope, operator: Im2col) -> KernelWriter:
     def body() -> Lines:
-        window, plain = window_of(scope), _im2col(scope)
-        moved = patch_rows(window, scope.core.aligned) if scope.core.aligned and not scope.tree else None
-        if moved is None or scope.source_dtype.bits != 8 or scope.compact:
+        window, plain, moved = window_of(scope), _im2col(scope), _patch_rows(scope)
+        if moved is None:
             return plain
         pitch, run = window.size[1] * window.channels, window.kernel[1] * window.channels
         begun, last = moved.begun(window.size[0] * pitch, window.kernel[0] * run)
@@ -360,21 +366,44 @@ def _turns(scope: KernelScope, boxes: Iterator[tuple[int, Box, Walk]], filled: i
         *outer, (count, strides) = merge(
             box_shape(box), walks := (broadcast_walk(result.shape, result.shape, box), source)
         ) or [(1, (1, 1))]
-        run, rows = count * size, prod(times for times, _ in outer)
-        own: dict[str, float]
-        if apart:
-            own = {"byte": rows * run * apart}
-        elif scope.tree or strides != (1, 1) or run < SHORT:
-            own = {"element" if strides == (1, 1) else "strided": rows * count, "row": rows}
-        elif length := next((name for name, most in _WRITTEN_OUT.items() if count <= most), ""):
-            own = {f"{length}_run": rows, f"{length}_byte": rows * run}
-        else:
-            alike = _alike([size * (walks[0].start - source.start), *(size * (to - at) for _, (to, at) in outer)])
-            bytes_ = float(rows * run)
-            own = {"run": rows, "byte": bytes_ * alike, "odd_byte": bytes_ * (1 - alike), "tail": rows * (run % _LINE)}
+        rows = prod(times for times, _ in outer)
+        own: dict[str, float] = {"byte": rows * count * size * apart}
+        if not apart:
+            distances = [size * (walks[0].start - source.start), *(size * (to - at) for _, (to, at) in outer)]
+            own = _run_turns(scope, rows, count, strides == (1, 1), _alike(distances))
         for part, number in own.items():
             counts[part] += number
     return turns_of_family("move", counts)
+
+
+def _run_turns(scope: KernelScope, rows: int, count: int, is_dense: bool, alike: float) -> dict[str, float]:
+    """The parts of so many runs of `count` elements, a share of which begins `alike` in words."""
+    run = count * scope.result.dtype.numpy.itemsize
+    if scope.tree or not is_dense or run < SHORT:
+        return {"element" if is_dense else "strided": rows * count, "row": rows}
+    if length := next((name for name, most in _WRITTEN_OUT.items() if count <= most), ""):
+        return {f"{length}_run": rows, f"{length}_byte": rows * run}
+    nbytes = float(rows * run)
+    return {"run": rows, "byte": nbytes * alike, "odd_byte": nbytes * (1 - alike), "tail": rows * (run % _LINE)}
+
+
+_BYTES = 1.15
+"""Bytes of a long run that take as long as one instruction."""
+
+
+@kernel(Im2col, table=TURNS)
+def _patch_turns(scope: KernelScope) -> Turns:
+    window, moved = window_of(scope), _patch_rows(scope)
+    (height, columns), channels, images = window.kernel, window.channels, window.batch * window.outputs[0]
+    if moved is not None:
+        cycles = sum(kind.cycles for kind in moved.kinds) / len(moved.kinds)
+        return turns_of_family("move", {"call": 1, "byte": images * cycles * _BYTES})
+    whole = not window.any_padded and window.contiguous_columns
+    run, size = columns * channels, scope.result.dtype.numpy.itemsize
+    count, rows = (run, height) if whole else (channels, height * columns)
+    steps = run - window.size[1] * channels, height * run - window.stride[1] * channels
+    alike, runs = _alike([0, *(size * step for step in steps)]), images * window.outputs[1] * rows
+    return turns_of_family("move", {"call": 1, **_run_turns(scope, runs, count, True, alike)})
 
 
 def _alike(distances: Sequence[int]) -> float:
@@ -423,7 +452,41 @@ def _relayout(scope: KernelScope, operator: Relayout) -> KernelWriter:
         text = scope.loaded(source, scope.input(source, "input"), at)
         return [scope.stored(to, text if scope.shares(scope.node.output) else f"({kind}){text}")]
 
-    return scope.writer(lambda: nested([(f"axis_{axis}", size) for axis, size in enumerate(shape)], one()), one)
+    def body() -> Lines:
+        if (run := _common_run(scope)) * scope.result.dtype.numpy.itemsize >= SHORT:
+            return _runs_moved(scope, source, run)
+        return nested([(f"axis_{axis}", size) for axis, size in enumerate(shape)], one())
+
+    return scope.writer(body, one)
+
+
+def _common_run(scope: KernelScope) -> int:
+    """Elements side by side along one axis in operand and result alike, as many as divide the axis."""
+    (source,), shape = scope.node.inputs, scope.output_shape
+    one, other = (scope.layouts.get(value, row_major(len(shape))) for value in (source, scope.node.output))
+    if scope.tree or one.dims[-1] != other.dims[-1] or one.packed or other.packed or one.backwards or other.backwards:
+        return 1
+    return gcd(shape[one.dims[-1][0]], stored_shape(one, shape)[-1], stored_shape(other, shape)[-1])
+
+
+def _runs_moved(scope: KernelScope, source: str, run: int) -> Lines:
+    """A relayout in runs of elements; in words where the core wants these aligned, and operand and result are."""
+    shape, plain, name = scope.output_shape, row_major(len(scope.output_shape)), scope.input(source, "input")
+    axis, nbytes = scope.layouts.get(source, plain).dims[-1][0], run * scope.result.dtype.numpy.itemsize
+    loops = [(f"axis_{number}", size) for number, size in enumerate(shape)]
+    loops[axis] = "run", shape[axis] // run
+    places = [variable(*one) for one in loops]
+    places[axis] = f"({places[axis]} * {run})"
+    to, at = (
+        total(base, element_text(scope.layouts.get(value, plain), shape, places))
+        for base, value in (("output", scope.node.output), (name, source))
+    )
+    lines = nested(loops, [f"__builtin_memcpy({to}, {at}, {nbytes});"])
+    if not scope.core.aligned or nbytes % 4:
+        return lines
+    words = f"__builtin_memcpy(__builtin_assume_aligned({to}, 4), __builtin_assume_aligned({at}, 4), {nbytes});"
+    by_words = block(f"if ((((uintptr_t){name} | (uintptr_t)output) & 3) == 0)", nested(loops, [words]))
+    return [*by_words[:-1], *block("} else", lines)]
 
 
 @kernel(ToBitPlanes)

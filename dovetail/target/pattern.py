@@ -214,10 +214,7 @@ class Constraint:
 
 
 def broken_limits(limits: Iterable[Constraint], match: Match, but: Scope) -> str:
-    """The sentences of all limits that a match breaks, without those of one scope; empty where it keeps them.
-
-    A limit may rely on those before it, so an exception of one behind a broken limit is no error.
-    """
+    """The sentences of all limits that a match breaks, without those of one scope; a limit may rely on those before."""
     broken: list[str] = []
     for limit in limits:
         try:

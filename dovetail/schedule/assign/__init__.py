@@ -10,7 +10,7 @@ computed where it takes the fewest cycles (`cheaper.py`), or where the user pinn
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -109,6 +109,12 @@ class Assignment:
     """Cycles of the planned program by the clock; 0 where there is none."""
     refused: Refused = field(default_factory=dict)
     """The layers for which an engine was meant that has no tiles for them, and why."""
+
+    def losses(self) -> Iterator[str]:
+        """Sentences: what was given up for want of memory or tiles."""
+        yield from filter(None, [self.note])
+        for layer, why in self.refused.items():
+            yield f"{layer} is not computed by {' and '.join(why)}: {'; '.join(why.values())}"
 
     def layer_of(self, region: str) -> str:
         """The layer that a region, or a part of one that engines share, is of."""

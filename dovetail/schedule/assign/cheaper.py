@@ -151,11 +151,10 @@ def _elsewhere(
     region: AssignedRegion, costs: RegionCosts, cost: Callable[[Candidate], int], why: Mapping[str, str]
 ) -> list[AssignedRegion]:
     """The cheapest way of a layer that its offload computes in no tiles."""
-    target, cache, refused = costs.target, PartitionCache(), dict(why)
+    lossless = without_offloads(costs.target, {engine.name: False for engine in costs.target.engines})
+    cache, refused = PartitionCache(), dict(why)
     found = [*on_core(region, costs, refused, cache)]
-    for way in others(
-        region.graph, [region], without_offloads(target, {one.name: False for one in target.engines}), cache
-    ):
+    for way in others(region.graph, [region], lossless, cache):
         with suppress(PlanError):
             found.append(costs.candidate(region.name, way))
     if not found:

@@ -14,10 +14,12 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
+import numpy as np
+
 from dovetail import kernels
 from dovetail.ir.graph import Graph
-from dovetail.ir.layout import Layout, nbytes, packed, physical_shape, same_bytes
-from dovetail.ir.types import TensorType
+from dovetail.ir.layout import Layout, nbytes, packed, physical_shape, same_bytes, to_physical
+from dovetail.ir.types import Shape, TensorType
 from dovetail.program.transfers import can_pad
 from dovetail.schedule.layout.inside import concatenated, is_whole_blocks, padded_box
 from dovetail.schedule.region import LaidRegion, Layouts, Region, engine_layouts
@@ -116,6 +118,8 @@ def _in_manner(manner: Layout, types: Mapping[str, TensorType], values: Sequence
 def _keeps(region: Region, layout: Layout) -> bool:
     """True when a region computes the same whether its values lie row-major or all in `layout`."""
     node = region.graph.nodes[0]
+    if region.is_view and len(region.graph.inputs) == 1:
+        return _lies_alike(layout, region.graph.types[region.graph.inputs[0]].shape, region.shape)
     if region.copied_by and (image := padded_box(region)) is not None:
         axes = enumerate(zip(image, region.shape, strict=True))
         whole = all(layout.block(axis) == 1 for axis, (span, size) in axes if span != (0, size))
@@ -124,6 +128,13 @@ def _keeps(region: Region, layout: Layout) -> bool:
         parts = concatenated(region)
         return len(parts) == len(node.inputs) and all(is_whole_blocks(layout, box, region.shape) for _, box in parts)
     return _is_elementwise(region) and _padding_is_harmless(region, layout)
+
+
+def _lies_alike(layout: Layout, shape: Shape, other: Shape) -> bool:
+    """True when a value's bytes in `layout` are those under another shape, such as rows and columns as one row."""
+    numbers = np.arange(prod(shape))
+    one, another = (to_physical(numbers.reshape(own), layout).reshape(-1) for own in (shape, other))
+    return np.array_equal(one, another)
 
 
 def _is_elementwise(region: Region) -> bool:
