@@ -96,6 +96,16 @@ def test_the_port_of_the_readme_stands_on_its_page() -> None:
     assert shown is not None and set(shown[1].splitlines()) <= set(wren.splitlines())
 
 
+def test_the_way_of_a_newcomer_has_ten_commands() -> None:
+    """From installing to a program for a board, on one page; `test_blocks` runs them."""
+    page = blocks(REPOSITORY / "docs" / "tour.md")
+    typed = [command for block in page if block.language == "sh" for command in commands(block.text)]
+    assert len(typed) <= 10
+    assert [
+        word for word in ("explain", "compile", "run", "report", "export") if not any(word in one for one in typed)
+    ] == []
+
+
 def test_the_readme_shows_what_make_demo_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "build" / "demo").mkdir(parents=True)
