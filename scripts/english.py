@@ -117,13 +117,13 @@ def hard(page: Path, longest: int | None = None) -> Iterator[str]:
 
 
 def said(path: Path) -> Iterator[str]:
-    """The hard sentences among the help texts and messages of a module, with place and form."""
+    """The hard sentences among the help texts, messages and notes of a module, with place and form."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if not isinstance(node, ast.Call):
             continue
         name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
-        given = [word.value for word in node.keywords if word.arg in ("help", "hint", "what")]
-        given += node.args[1:2] if name == "flag" else node.args[:1] if name.endswith("Error") else []
+        given = [word.value for word in node.keywords if word.arg in ("help", "hint", "what", "where", "sentence")]
+        given += node.args[1:2] if name in ("flag", "Note") else node.args[:1] if name.endswith(("Error", "Constraint")) else []
         for text in map(words_of, given):
             for sentence in SENTENCE.split(text):
                 if found := forms(sentence):

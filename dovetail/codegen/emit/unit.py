@@ -147,8 +147,8 @@ class Unit:
                 continue
             sentences = [sentence for kernel, _ in self.calls.values() for sentence in kernel.notes]
             own = [one for one in sentences if instruction.name in one.partition(":")[0].split(", ")]
-            nearest = own[0] if own else f"{instruction.name}: no layer has loops it is looked for in"
-            found.append(Note(Kind.NOT_USED, f"an instruction of the core is used nowhere; {nearest}"))
+            nearest = own[0] if own else f"{instruction.name}: no layer has such loops"
+            found.append(Note(Kind.NOT_USED, f"no layer uses an instruction of the core; {nearest}"))
         for engine in dict.fromkeys(one.engine for one in self.lists if one.name in self.pieced):
             saved = 4 * sum(len(one.words) for one in self.lists if one.name in self.pieced and one.engine == engine)
             what = f"the commands of {engine} are made by loops of the firmware in {8 * PIECE_WORDS:,} bytes of"

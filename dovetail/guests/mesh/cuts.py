@@ -90,7 +90,7 @@ class CutCosts:
 
 @dataclass(frozen=True)
 class Frontier:
-    """The cuts of a layer none of which is better than another: more pieces, less time."""
+    """The Pareto-optimal cuts of a layer: more pieces, less time."""
 
     cuts: tuple[Cut, ...]
     pieces: Ints

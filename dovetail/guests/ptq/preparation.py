@@ -2,8 +2,8 @@
 normalisation folded, divisions made products, channels evened out.
 
 Every integer of a quantised network that stands for a real number becomes that number. What the integers' range cut
-off stays where it is a limit the network was made with: a zero point at the least integer is a ReLU that was put into
-the rounding.
+off stays where it is a limit the network was made with: a zero point at the lowest integer means that a ReLU was fused
+into the rounding.
 
 Cross-layer equalisation (arXiv:1906.04721, section 4.1) scales channels between two layers to even weight ranges. A
 factor on a channel of the first layer passes through ReLU, borders of zeros, pools and reshapes, and is taken back by

@@ -100,7 +100,7 @@ def reason(layer: Mapping[str, Any], target: Target, cores: Sequence[Core]) -> s
     if largest == "transfers" and (dma := _dma_for(layer, target)) is not None:
         rate = layer["bytes_moved"] / (layer["dma_cycles"] or where["transfers"])
         moved = f"{rate:.3g} of {dma.bytes_per_cycle} bytes per cycle"
-        return f"{share} in which its transfers go on and no engine works: {dma.name} moves {moved}"
+        return f"{share} DMA only: {dma.name} moves {moved}"
     return _core_reason(layer, share, cores)
 
 
@@ -123,5 +123,5 @@ def _core_reason(layer: Mapping[str, Any], share: str, cores: Sequence[Core]) ->
         return f"{share} on the core: {cycles / max(layer['elements'], 1):.1f} cycles per element of the result"
     if launches:
         jobs = "1 job" if launches == 1 else f"{launches} jobs"
-        return f"{share} in which only the core works: it starts {jobs}, {cycles / launches:,.0f} cycles each"
-    return f"{share} in which only the core works: it sets up transfers"
+        return f"{share} core only: it starts {jobs}, {cycles / launches:,.0f} cycles each"
+    return f"{share} core only: it sets up transfers"

@@ -34,7 +34,7 @@ from dovetail.target.chip import CoreInstruction
 _PRODUCT = re.compile(r"( *)(sum\[\w+\]) \+= \(int32_t\)\((\w+\[[^\[\]]*\]) \* (\w+\[[^\[\]]*\])\);")
 
 
-_NARROW = "its operands are bytes, several of these elements share one."
+_NARROW = "its operands are bytes, and a byte holds several elements here."
 
 
 def _is_narrow(scope: KernelScope) -> bool:

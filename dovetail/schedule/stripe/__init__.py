@@ -327,7 +327,7 @@ class StripeLimit:
         """Words for who can give `need` bytes."""
         first = f"--set {self.memory}.size={need + self.others}" if self.memory else f"a budget of {need} bytes"
         return (
-            f"{first}, fewer than {self.stack} for the stack (--set core.stack=1K), a smaller input, or fewer channels "
+            f"{first}, less than {self.stack} bytes of stack (--set core.stack=1K), a smaller input, or fewer channels "
             "in the largest layers"
         )
 
@@ -373,6 +373,8 @@ def within(
     need = peak + limit.stack
     raise PlanError(
         f"activations and stack need at least {need} bytes, {need - limit.nbytes} more than {limit.name}",
-        where=f"with {least.describe()}" if least.stripes else "no stretch of this network can be cut into stripes",
+        where=f"the smallest plan ({least.describe()})"
+        if least.stripes
+        else "no stretch of this network can be cut into stripes",
         hint=limit.hint(need),
     )
