@@ -123,7 +123,13 @@ def said(path: Path) -> Iterator[str]:
             continue
         name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
         given = [word.value for word in node.keywords if word.arg in ("help", "hint", "what", "where", "sentence")]
-        given += node.args[1:2] if name in ("flag", "Note") else node.args[:1] if name.endswith(("Error", "Constraint")) else []
+        given += (
+            node.args[1:2]
+            if name in ("flag", "Note")
+            else node.args[:1]
+            if name.endswith(("Error", "Constraint"))
+            else []
+        )
         for text in map(words_of, given):
             for sentence in SENTENCE.split(text):
                 if found := forms(sentence):
