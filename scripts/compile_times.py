@@ -3,9 +3,10 @@
     python scripts/compile_times.py table [TARGET ...]     # MLPerf Tiny on bundled targets: empty cache / filled cache;
                                                            # with --write: docs/figures/compile_times.csv
     python scripts/compile_times.py large [NAME ...]       # MobileNetV1 1.0/224, deep chains, 100 million weights
+    python scripts/compile_times.py images [TARGET ...]    # six networks at 224x224 on engines: CPU s / MiB at the peak
 
 Python finds the bytecode it would find of an installed package: it is made first, in a folder of its own. Networks of
-the second have random weights and are made by this script:
+the last two have random weights and are made by this script:
 `python scripts/compile_times.py make NAME FILE` writes one and prints the bytes of its weights.
 """
 
@@ -29,7 +30,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from tables import show, write
 
-from dovetail.targets import BUILT_IN
+from dovetail.targets import BUILT_IN, load_target
 
 MODELS = Path(__file__).resolve().parents[2] / "shared" / "models" / "mlperf_tiny"
 NETWORKS = {
@@ -64,13 +65,13 @@ class Chain:
         self.constants.append(numpy_helper.from_array(np.asarray(value), name))
         return name
 
-    def layer(self, outputs: int, kernel: int, stride: int = 1, depthwise: bool = False) -> None:
-        """A convolution with "same" padding and a ReLU."""
+    def layer(self, outputs: int, kernel: int, stride: int = 1, depthwise: bool = False, relu: bool = True) -> None:
+        """A convolution with "same" padding and, as a rule, a ReLU."""
         fan = kernel * kernel * (1 if depthwise else self.channels)
         weights = self._weights((outputs, 1 if depthwise else self.channels, kernel, kernel), fan)
         pads = [kernel // 2, kernel // 2, (kernel - 1) // 2, (kernel - 1) // 2]
         group = self.channels if depthwise else 1
-        self._add("Conv", weights, strides=[stride, stride], pads=pads, group=group)
+        self._add("Conv", weights, relu=relu, strides=[stride, stride], pads=pads, group=group)
         self.channels, self.size = outputs, tuple(-(-size // stride) for size in self.size)
 
     def dense(self, outputs: int) -> None:
@@ -83,6 +84,38 @@ class Chain:
         self.nodes.append(helper.make_node("GlobalAveragePool", [self.last], ["mean"]))
         self.nodes.append(helper.make_node("Flatten", ["mean"], ["features"]))
         self.last, self.size = self._stored("features"), ()
+
+    def largest(self, kernel: int = 2, stride: int = 2) -> None:
+        """The largest of each window, padded to "same"."""
+        pads = [(kernel - stride + 1) // 2, (kernel - stride + 1) // 2, (kernel - stride) // 2, (kernel - stride) // 2]
+        self._plain("MaxPool", [self.last], kernel_shape=[kernel, kernel], strides=[stride, stride], pads=pads)
+        self.size = tuple(-(-size // stride) for size in self.size)
+
+    def added(self, other: str, relu: bool = False) -> None:
+        """The sum with another value of the same shape."""
+        name = self._plain("Add", [self.last, other], stored=not relu)
+        if relu:
+            self._plain("Relu", [name])
+
+    def joined(self, other: str, channels: int) -> None:
+        """The channels of the last value, then those of another."""
+        self._plain("Concat", [self.last, other], axis=1)
+        self.channels += channels
+
+    def doubled(self) -> None:
+        """Every row and column twice."""
+        self.constant("twice", np.array([1, 1, 2, 2], np.float32))
+        self.nodes.append(
+            helper.make_node(
+                "Resize",
+                [self.last, "", "twice"],
+                [f"y{len(self.nodes)}"],
+                mode="nearest",
+                coordinate_transformation_mode="asymmetric",
+                nearest_mode="floor",
+            )
+        )
+        self.last, self.size = self._stored(self.nodes[-1].output[0]), tuple(2 * size for size in self.size)
 
     def model(self) -> onnx.ModelProto:
         """The network so far."""
@@ -105,11 +138,18 @@ class Chain:
         self.nodes.append(helper.make_node("DequantizeLinear", [bias, wide, none], [f"{name}_bias_f"]))
         return [f"{name}_f", f"{name}_bias_f"]
 
-    def _add(self, kind: str, constants: list[str], **attributes: object) -> None:
+    def _add(self, kind: str, constants: list[str], relu: bool = True, **attributes: object) -> None:
+        name = self._plain(kind, [self.last, *constants], stored=not relu, **attributes)
+        if relu:
+            self._plain("Relu", [name])
+
+    def _plain(self, kind: str, operands: list[str], stored: bool = True, **attributes: object) -> str:
+        """A node; its name, which is its result's. The result is stored and the last value, as a rule."""
         name = f"y{len(self.nodes)}"
-        self.nodes.append(helper.make_node(kind, [self.last, *constants], [f"{name}_sum"], name=name, **attributes))
-        self.nodes.append(helper.make_node("Relu", [f"{name}_sum"], [name]))
-        self.last = self._stored(name)
+        self.nodes.append(helper.make_node(kind, operands, [name], name=name, **attributes))
+        if stored:
+            self.last = self._stored(name)
+        return name
 
     def _stored(self, value: str) -> str:
         for kind, end in (("QuantizeLinear", "q"), ("DequantizeLinear", "f")):
@@ -131,6 +171,90 @@ def mobilenet() -> Chain:
     return chain
 
 
+def inverted(chain: Chain, outputs: int, stride: int, kernel: int = 3, wider: int = 6) -> None:
+    """An inverted residual (Sandler et al. 2018)."""
+    before, channels = chain.last, chain.channels
+    if wider > 1:
+        chain.layer(wider * channels, 1)
+    chain.layer(chain.channels, kernel, stride, depthwise=True)
+    chain.layer(outputs, 1, relu=False)
+    if stride == 1 and outputs == channels:
+        chain.added(before)
+
+
+def of_inverted(rows: Sequence[tuple[int, int, int, int, int]]) -> Chain:
+    """Inverted residuals at 224 by rows of (wider, outputs, blocks, stride, kernel), a head of 1,280 channels."""
+    chain = Chain((1, 3, 224, 224))
+    chain.layer(32, 3, 2)
+    for wider, outputs, blocks, first, kernel in rows:
+        for block in range(blocks):
+            inverted(chain, outputs, 1 if block else first, kernel, wider)
+    chain.layer(1280, 1)
+    chain.pooled()
+    chain.dense(1000)
+    return chain
+
+
+def mobilenet_v2() -> Chain:
+    """MobileNetV2 1.0/224 (Sandler et al. 2018, table 2)."""
+    sizes = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)]
+    return of_inverted([(*row, 3) for row in sizes])
+
+
+def efficientnet() -> Chain:
+    """EfficientNet-Lite0: EfficientNet-B0 (Tan and Le 2019, table 1) without squeeze and excitation."""
+    kernels = (3, 3, 5, 3, 5, 5, 3)
+    outputs, blocks, strides = (16, 24, 40, 80, 112, 192, 320), (1, 2, 2, 3, 3, 4, 1), (1, 2, 2, 2, 1, 2, 1)
+    widths = (1, 6, 6, 6, 6, 6, 6)
+    return of_inverted(list(zip(widths, outputs, blocks, strides, kernels, strict=True)))
+
+
+def resnet(blocks: Sequence[int], deep: bool) -> Chain:
+    """A residual network (He et al. 2015, table 1) at 224, of blocks of three layers where it is deep, else of two."""
+    chain = Chain((1, 3, 224, 224))
+    chain.layer(64, 7, 2)
+    chain.largest(3)
+    for stage, count in enumerate(blocks):
+        narrow = 64 << stage
+        for block in range(count):
+            stride, outputs = 2 if stage and not block else 1, 4 * narrow if deep else narrow
+            before, channels = chain.last, chain.channels
+            for inner, kernel, step in ((narrow, 1, 1), (narrow, 3, stride)) if deep else ((narrow, 3, stride),):
+                chain.layer(inner, kernel, step)
+            chain.layer(outputs, 1 if deep else 3, relu=False)
+            last, size = chain.last, chain.size
+            if channels != outputs or stride != 1:
+                chain.last, chain.channels = before, channels
+                chain.layer(outputs, 1, stride, relu=False)
+                chain.size, before = size, chain.last
+            chain.last = last
+            chain.added(before, relu=True)
+    chain.pooled()
+    chain.dense(1000)
+    return chain
+
+
+def yolo_tiny() -> Chain:
+    """The layers of YOLOv3-tiny (Redmon and Farhadi 2018) at 224, its finer head the output."""
+    chain = Chain((1, 3, 224, 224))
+    for outputs in (16, 32, 64, 128):
+        chain.layer(outputs, 3)
+        chain.largest()
+    chain.layer(256, 3)
+    finer = chain.last
+    chain.largest()
+    chain.layer(512, 3)
+    chain.largest(2, 1)
+    chain.layer(1024, 3)
+    chain.layer(256, 1)
+    chain.layer(128, 1)
+    chain.doubled()
+    chain.joined(finer, 256)
+    chain.layer(256, 3)
+    chain.layer(255, 1, relu=False)
+    return chain
+
+
 def deep(layers: int) -> Chain:
     """So many small convolutions."""
     chain = Chain((1, 8, 8, 8))
@@ -145,6 +269,17 @@ def heavy(millions: int) -> Chain:
     for number in range(millions // 10):
         chain.dense(2500 if number % 2 else 4000)
     return chain
+
+
+IMAGES: Mapping[str, Callable[[], Chain]] = {
+    "MobileNetV1": mobilenet,
+    "MobileNetV2": mobilenet_v2,
+    "EfficientNet-Lite0": efficientnet,
+    "ResNet-18": lambda: resnet((2, 2, 2, 2), deep=False),
+    "ResNet-50": lambda: resnet((3, 4, 6, 3), deep=True),
+    "YOLOv3-tiny": yolo_tiny,
+}
+"""Networks at 224x224, by name."""
 
 
 @dataclass(frozen=True)
@@ -239,21 +374,45 @@ def large(names: Sequence[str]) -> Iterator[list[str]]:
         yield [name, case.target, f"{cost.seconds:.1f}", f"{nbytes:,}", f"{cost.nbytes / nbytes:.2f}"]
 
 
+def images(targets: Sequence[str]) -> Iterator[list[str]]:
+    """A row for each target: CPU seconds and MiB at the peak for each network, in memories as large as it needs."""
+    yield ["target", *IMAGES]
+    for name in targets:
+        target, row = load_target(name), [name]
+        options = [word for memory in {target.code, target.values} for word in ("--set", f"{memory}.size=128M")]
+        for network in IMAGES:
+            with tempfile.TemporaryDirectory() as folder:
+                model = Path(folder) / "network.onnx"
+                subprocess.run([sys.executable, __file__, "make", network, model], check=True, stdout=subprocess.PIPE)
+                try:
+                    cost = measured(model, name, Path(folder) / "cache", options)
+                    row.append(f"{cost.seconds:.1f} / {cost.nbytes / (1 << 20):.0f}")
+                except Refused as error:
+                    row.append("refused")
+                    print(error, file=sys.stderr)
+        yield row
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["table", "large", "make"])
+    parser.add_argument("what", choices=["table", "large", "images", "make"])
     parser.add_argument("names", nargs="*")
     parser.add_argument("--write", action="store_true", help="write the table to docs/figures")
     given = parser.parse_args()
     if given.what == "make":
         name, file = given.names
-        chain = LARGE[name].made()
+        chain = IMAGES[name]() if name in IMAGES else LARGE[name].made()
         onnx.save(chain.model(), file)
         print(sum(len(one.raw_data) for one in chain.constants))
         return
-    rows = list(table(given.names or tuple(BUILT_IN)) if given.what == "table" else large(given.names or tuple(LARGE)))
-    name = "compile_times" if given.what == "table" else "compile_times_large"
+    tables = {
+        "table": ("compile_times", table, tuple(BUILT_IN)),
+        "large": ("compile_times_large", large, tuple(LARGE)),
+        "images": ("compile_times_images", images, tuple(name for name in BUILT_IN if load_target(name).engines)),
+    }
+    name, rows_of, every = tables[given.what]
+    rows = list(rows_of(given.names or every))
     show({name: rows})
     if given.write:
         write({name: rows}, f"python scripts/compile_times.py {' '.join([given.what, *given.names])}")

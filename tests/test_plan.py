@@ -32,10 +32,11 @@ from dovetail.schedule.plan.lower import lower
 from dovetail.schedule.plan.lowered import LoweredNetwork
 from dovetail.schedule.region import LaidRegion
 from dovetail.schedule.tiles import choose_tiling
+from dovetail.schedule.tiles.clock import PartClock, TileCut
 from dovetail.schedule.tiles.tile import packed_tile, packed_tiles, tile_boxes, tile_match
 from dovetail.target import Target
 from dovetail.targets import load_target
-from networks import Net
+from networks import Net, single
 
 SIZES = (16, 24, 48, 128)
 """KiB of engine memory."""
@@ -216,8 +217,40 @@ def test_less_memory_moves_more(kib: int) -> None:
 def test_a_layer_too_large_says_by_how_much() -> None:
     message = r"needs \d+ bytes of L1; \d+ are free|L1 needs \d+ bytes and has \d+"
     with pytest.raises(PlanError, match=message) as caught:
-        planned(random_network(3), machine(1), "engine")
+        planned(random_network(3), machine(0), "engine")
     assert caught.value.hint
+
+
+def test_tiles_far_smaller_than_the_steps_where_no_others_fit() -> None:
+    """For a layer of many inputs, whose smallest tile at the engine's steps is too large."""
+    graph = single(12, 128, 40, stride=2)
+    adapted, found = planned(graph, machine(8), "exact")
+    verify(found.program, machine(8))
+    check_program(found.program, machine(8), adapted, sample_inputs(adapted))
+    check_placement(found, machine(8))
+    assert any(max(tiling.shape[1:3]) < 6 for tiling in found.tilings.values()), "tiles of the engine's steps fit"
+    roomy = planned(graph, machine(64), "exact")[1].tilings.values()
+    assert not any(min(tiling.shape[1:3]) < 6 for tiling in roomy)
+
+
+def test_the_bound_on_copies_of_a_cut_is_below_them() -> None:
+    """It rules out tilings before the clock walks their tiles."""
+    random, seen, target = np.random.default_rng(5), Counter[bool](), machine(128)
+    for graph in (single(9, 24, 40), single(13, 16, 16, stride=2), single(6, 64, 72, 1)):
+        regions = partition(adapt(graph, target.policy("exact")), target)
+        (part,) = (LaidRegion.of(region).parts[0] for region in regions if region.engine is not None)
+        clock = PartClock(part, target)
+        for _ in range(60):
+            shape = (1, *(int(random.integers(1, size + 1)) for size in part.shape[1:]))
+            near = frozenset(name for name in (*part.graph.inputs, part.output) if random.random() < 0.3)
+            outer = [None, True, False][random.integers(3)]
+            cut = TileCut(shape, near, int(random.integers(1, 4)), outer)
+            estimate = clock.estimate(cut, alike=True)
+            assert estimate is not None
+            bound = clock.copying(cut, clock.first(cut))
+            assert bound <= estimate.copying
+            seen[bound > estimate.copying / 2] += 1
+    assert seen[True] > 60
 
 
 def test_values_too_large_say_by_how_much() -> None:
@@ -267,7 +300,7 @@ def test_rounds_remember_only_what_is_the_same(monkeypatch: pytest.MonkeyPatch) 
         return lower(*given[:-1])
 
     monkeypatch.setattr(planning, "lower", forgetful)
-    monkeypatch.setattr(planning, "choose_tiling", lambda *given: choose_tiling(*given[:-1]))
+    monkeypatch.setattr(planning, "choose_tiling", lambda *given: choose_tiling(*given[:4], None, given[5]))
     assert [outcome(number) for number in range(len(laid))] == kept
     assert max(rounds) > 2, "no network needs several rounds"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice, takewhile
+from itertools import takewhile
 
 import numpy as np
 
@@ -94,9 +94,10 @@ def synchronise(
     walk = _Synchroniser(dma, paced, placed or {}, apart)
     for number, statement in enumerate(statements):
         if settle and isinstance(statement, Begin):
-            walk.result += _waits_for_all(walk.result, dma, _streamed(statements, number + 1))
+            walk.wait_for_all(_streamed(statements, number + 1))
         walk.add(statement)
-    return (*walk.result, *_waits_for_all(walk.result, dma))
+    walk.wait_for_all()
+    return tuple(walk.result)
 
 
 @dataclass
@@ -114,6 +115,18 @@ class _Synchroniser:
     launches: dict[Queue, list[int]] = field(default_factory=dict)
     held: dict[Queue, list[_ViewAccess]] = field(default_factory=dict)
     """Accesses of launches that another one starts."""
+    settled: int = 0
+    """Number of statements before which everything has finished."""
+    layer: int = 0
+    """The last layer of these."""
+
+    def wait_for_all(self, stream: str = "") -> None:
+        """Wait for whatever still runs; as `_waits_for_all`."""
+        layer = max((statement.layer for statement in self.result[self.settled :]), default=0)
+        layer = max(layer, self.layer)
+        self.result += _waits_for_all(self.result, self.settled, layer, self.dma, stream)
+        if not stream:
+            self.settled, self.layer = len(self.result), layer
 
     def add(self, statement: Statement) -> None:
         """Issue a statement behind the waits it needs."""
@@ -178,21 +191,22 @@ class _Synchroniser:
 def _streamed(statements: Sequence[Statement], first: int) -> str:
     """The engine whose list all of a layer's statements are commands of, from its first on; empty where there is
     none."""
-    own = takewhile(lambda statement: not isinstance(statement, Begin), islice(statements, first, None))
+    behind = (statements[number] for number in range(first, len(statements)))
+    own = takewhile(lambda statement: not isinstance(statement, Begin), behind)
     streams = {stream_of(statement) for statement in own}
     return streams.pop() if len(streams) == 1 else ""
 
 
-def _waits_for_all(statements: Sequence[Statement], dma: Queue, stream: str = "") -> list[Wait]:
-    """Waits for whatever still runs behind some statements.
+def _waits_for_all(statements: Sequence[Statement], first: int, layer: int, dma: Queue, stream: str) -> list[Wait]:
+    """Waits, of a layer, for whatever still runs behind some statements, of which those before the first are over.
 
     They are of core 0, so that the network has finished when its function returns; or of an engine's list (`stream`)
     for the engine's own queues, where what follows is of that list too.
     """
     last: dict[Queue, tuple[int, str]] = {}
     """Queue -> its last statement that has not been waited for, and the list that is of."""
-    layer = max((statement.layer for statement in statements), default=0)
-    for index, statement in enumerate(statements):
+    for index in range(first, len(statements)):
+        statement = statements[index]
         queue, own = queue_of(statement, dma), stream_of(statement)
         if isinstance(statement, Wait) and statement.known_to in ("", stream):
             whole = "" if own else stream_of(statements[statement.statement])

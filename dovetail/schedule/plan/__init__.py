@@ -29,7 +29,7 @@ from dovetail.schedule.region import CoreGroup, EnginePart, Homes, Region
 from dovetail.schedule.tiles import choose_tiling
 from dovetail.schedule.tiles.chain import ChainLink, ChainState, link, quickest, ways
 from dovetail.schedule.tiles.tile import EARLY
-from dovetail.schedule.tiles.tiling import CompleteTiling, TileCache, complete
+from dovetail.schedule.tiles.tiling import CompleteTiling, TileCache, Tiling, complete
 from dovetail.target.description import Target
 from dovetail.target.engine import IN_PLACE_ALIGNMENT
 
@@ -120,6 +120,8 @@ class _PlanningRound:
     """Whether every layer finishes before the next begins, so that their buffers may share memory."""
     paced: bool = False
     """Whether copies wait for what a queue of two launches has behind it, so that they may share its memory."""
+    smallest: frozenset[str] = frozenset()
+    """Parts whose tiles may be far smaller than the engine's steps, for want of memory."""
     withheld: int = 0
     """Bytes of the engines' memory that tiles may not use, because neighbouring tiles could not be laid together."""
 
@@ -166,20 +168,37 @@ class _Planner:
         if self.tiled is not None and replace(self.tiled, settle=choice.settle, paced=choice.paced) == choice:
             return None  # these do not matter to tiles
         self.tiled = choice
-        chain: list[tuple[EnginePart, list[ChainLink]]] = []
+        tilings = list[list[tuple[EnginePart, Tiling, int]]]()
         for position, region in enumerate(self.laid.regions):
             taken: dict[str, int] = {}
+            tilings.append([])
             for part in region.parts:
                 memory = part.engine.memory
                 free = self.room(memory) - self.lives.nbytes(position, memory, choice.homes)
                 budget = free - choice.withheld - taken.get(memory, 0)
                 try:
-                    tiling = choose_tiling(part, self.target, choice.homes, budget, self.tiles)
+                    smallest = part.name in choice.smallest
+                    tiling = choose_tiling(part, self.target, choice.homes, budget, self.tiles, smallest)
                 except PlanError as error:
                     return part, error
                 taken[memory] = taken.get(memory, 0) + tiling.estimate.nbytes
+                tilings[-1].append((part, tiling, budget))
+        return self._in_chains(tilings, choice.early)
+
+    def _in_chains(
+        self, tilings: Sequence[Sequence[tuple[EnginePart, Tiling, int]]], early: Collection[str]
+    ) -> tuple[EnginePart, PlanError] | None:
+        """Choose the tilings of parts one behind the other together; the first without one, with its error.
+
+        Args:
+            tilings: of each region's parts, each by itself, and the bytes free for it.
+            early: as of the round.
+        """
+        chain: list[tuple[EnginePart, list[ChainLink]]] = []
+        for region, own in zip(self.laid.regions, tilings, strict=True):
+            for part, tiling, budget in own:
                 follows = bool(chain) and len(region.shares) == 1 and part.engine is chain[-1][0].engine
-                if follows and region.name in choice.early:
+                if follows and region.name in early:
                     chain.append((part, list(ways(self.tiles.of(part, self.target), tiling, budget))))
                     continue
                 if stuck := self._complete(chain):
@@ -209,14 +228,16 @@ class _Planner:
         return None
 
     def spilled(self, part: EnginePart, error: PlanError, choice: _PlanningRound) -> _PlanningRound:
-        """Move the largest value that is in the way of a part out of its engine's memory; raises its error when none
-        is."""
+        """Move the largest value that is in the way of a part out of its engine's memory; where none is, allow
+        the smallest tiles. Raises the error of these."""
         self.tiled = None
         inside, memory = self.laid.inside, part.engine.memory
         position = next(index for index, region in enumerate(self.laid.regions) if region.output == part.output)
         resident = self.lives.resident(position, memory, choice.homes)
         if not resident or memory == self.target.values:
-            raise error
+            if part.name in choice.smallest:
+                raise error
+            return replace(choice, smallest=choice.smallest | {part.name})
         _, largest = max((self.laid.nbytes(region.output), region.output) for region in resident)
         outer = inside[largest].outer if largest in inside else largest
         names = {outer, *(value for value, place in inside.items() if place.outer == outer)}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice, product
+from math import prod
 
 from dovetail.errors import PlanError, TileError
 from dovetail.ir.types import Shape, box_shape
 from dovetail.schedule.region import EnginePart, Homes
-from dovetail.schedule.tiles.tile import BUFFERS, TILE, cuts, tile_match
-from dovetail.schedule.tiles.tiling import PartTiles, TileCache, Tiling, TooLarge
+from dovetail.schedule.tiles.tile import BUFFERS, TILE, cuts, tile_counts, tile_match
+from dovetail.schedule.tiles.tiling import PartTiles, TileCache, TilesAsked, Tiling, TooLarge
 from dovetail.target.description import Target
 
 _FINEST = 4
@@ -19,7 +20,7 @@ _SHOWN = 16
 
 
 def choose_tiling(
-    part: EnginePart, target: Target, homes: Homes, budget: int, cache: TileCache | None = None
+    part: EnginePart, target: Target, homes: Homes, budget: int, cache: TileCache | None = None, smallest: bool = True
 ) -> Tiling:
     """The fastest tiling whose buffers fit the budget, by the clock.
 
@@ -29,6 +30,7 @@ def choose_tiling(
         homes: memory each value lies in.
         budget: bytes of the engine's memory free for tiles.
         cache: of the same network, from other homes and budgets; new answers are added.
+        smallest: whether tiles may be far smaller than the engine's steps, which is slow, where no others fit.
 
     Raises:
         PlanError: even the smallest tile is too large (says how many bytes are missing), or the tile that the knobs of
@@ -37,16 +39,17 @@ def choose_tiling(
     tiles = (cache or TileCache()).of(part, target)
     near = frozenset(name for name in (*part.graph.inputs, part.output) if homes[name] == part.engine.memory)
     in_place = (near - part.converted) | ({""} if target.reads_constants(part.engine) else frozenset())
-    tiling = tiles.within(in_place, budget)
+    asked = in_place, smallest
+    tiling = tiles.within(asked, budget)
     if tiling is None:
-        tiling = tiles.timed(_ranked(tiles, in_place, budget))
-        tiles.ranked.setdefault(in_place, []).append((budget, tiling))
+        tiling = tiles.timed(_ranked(tiles, asked, budget))
+        tiles.ranked.setdefault(asked, []).append((budget, tiling))
     return tiling
 
 
-def _ranked(tiles: PartTiles, in_place: frozenset[str], budget: int) -> Tiling:
+def _ranked(tiles: PartTiles, asked: TilesAsked, budget: int) -> Tiling:
     """The tiling that is fastest by the clock, tiles thought to be alike; errors as those of `choose_tiling`."""
-    part, shape = tiles.part, box_shape(tiles.part.extent)
+    part, shape, (in_place, smallest) = tiles.part, box_shape(tiles.part.extent), asked
     if in_place == {*part.graph.inputs, part.output, ""}:  # nothing is copied: a cut could only save working memory
         whole = tiles.evaluate(shape, in_place, 1, max(budget, 0))
         if isinstance(whole, Tiling):
@@ -54,8 +57,8 @@ def _ranked(tiles: PartTiles, in_place: frozenset[str], budget: int) -> Tiling:
     best: Tiling | None = None
     larger: list[tuple[int, Shape, int]] = []
     counts = (int(part.choice[BUFFERS]),) if BUFFERS in part.choice else (2, 1)
-    for finer in (1, _FINEST):
-        for size in filter(tiles.may_ask, _candidates(part, finer)):
+    for sizes in (_candidates(part, 1), _candidates(part, _FINEST), *([_smallest(part)] if smallest else [])):
+        for size in filter(tiles.may_ask, sizes):
             for buffers in counts:  # fewer only where more do not fit: they save no time
                 outcome = tiles.evaluate(size, in_place, buffers, budget, best.rank if best else None)
                 if not isinstance(outcome, TooLarge):
@@ -65,25 +68,35 @@ def _ranked(tiles: PartTiles, in_place: frozenset[str], budget: int) -> Tiling:
                 best = outcome
         if best is not None:
             return tiles.deepened(best, budget)
+    if not smallest:
+        raise PlanError(f"no tile of {part.name} at the engine's steps fits", where=", ".join(part.origins))
     exact = (tiles.evaluate(size, in_place, buffers) for _, size, buffers in sorted(larger))
-    smallest = min((one for one in islice(exact, _SHOWN) if isinstance(one, Tiling)), key=_nbytes, default=None)
-    raise _too_large(part, smallest, budget)
+    least = min((one for one in islice(exact, _SHOWN) if isinstance(one, Tiling)), key=_nbytes, default=None)
+    raise _too_large(part, least, budget)
 
 
 def _nbytes(tiling: Tiling) -> int:
     return tiling.estimate.nbytes
 
 
-def _candidates(part: EnginePart, finer: int) -> Iterator[Shape]:
-    """Tile sizes worth trying: whole, then ever smaller cuts of rows, columns and channels at the engine's steps."""
+def _smallest(part: EnginePart) -> Iterator[Shape]:
+    """Sizes down to one element, those that cut the result into few tiles first: they rule out most others."""
+    sizes = _candidates(part, _FINEST, to_one=True)
+    yield from sorted(dict.fromkeys(sizes), key=lambda size: prod(tile_counts(part.extent, size)))
+
+
+def _candidates(part: EnginePart, finer: int, to_one: bool = False) -> Iterator[Shape]:
+    """Tile sizes worth trying: whole, then ever smaller cuts of rows, columns and channels at the engine's steps, or
+    down to one."""
     shape, offload, choice = box_shape(part.extent), part.offload, part.choice
-    image = len(shape) == 4
-    rows, columns = (cuts(shape[axis], offload.row_step) if image else [0] for axis in (1, 2))
-    channels = cuts(shape[-1], max(1, offload.channel_step // finer))
+    image, step, row_step = len(shape) == 4, max(1, offload.channel_step // finer), offload.row_step
+    least = [1] if to_one else []
+    rows, columns = ([*cuts(shape[axis], 1 if to_one else row_step), *least] if image else [0] for axis in (1, 2))
+    channels = [*cuts(shape[-1], step), *([step, 1] if to_one and step < shape[-1] else [])]
     sizes = zip(TILE, (rows, columns, channels), strict=True)
     axes = ([int(choice[knob])] if knob in choice else tried for knob, tried in sizes)
     for row, column, channel in product(*axes):
-        slow = image and column != shape[2] and row > offload.row_step * 4
+        slow = image and column != shape[2] and row > row_step * 4
         if slow and choice.keys().isdisjoint(TILE):
             continue
         yield (shape[0], row, column, channel) if image else (*shape[:-1], channel)

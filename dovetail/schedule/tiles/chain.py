@@ -100,7 +100,8 @@ class ChainState:
 def behind(before: ChainState, layer: ChainLink) -> ChainState:
     """The chain with one more layer."""
     core, dma = replace(before.core, now=before.asked), replace(before.dma)
-    engine, tiling = replace(before.engine, ends=[*before.engine.ends]), layer.tiling
+    last = before.engine.ends[-before.engine.places :]  # no launch asks for those before
+    engine, tiling = replace(before.engine, ends=last), layer.tiling
     ahead = tiles_ahead(tiling.buffers, layer.parts, tiling.estimate.fetching, tiling.estimate.engine)
     arrived = [dma.copy(core, layer.constants) for _ in range(ahead)]
     core.now = asked = max(core.now, before.core.now)

@@ -147,10 +147,7 @@ class PartClock:
         together, held = constants[0], 0 if self.room else constants[1]
         held += first.load_bytes * (cut.buffers if counts[0] > 1 else 1) + first.scratch
         held += first.store_bytes * (cut.buffers if prod(counts) > 1 else 1)
-        outer = cut.channels_outer
-        if outer is None:
-            loads, constants_loaded = self._buffered(own, spatial[0], channels[0])
-            outer = outer_channels(first.load_bytes + loads, packed + constants_loaded, *counts)
+        outer = self._is_outer(cut, own, first, packed, (spatial, channels))
         order = list(product(range(counts[0]), range(counts[1])))
         if outer:
             order.sort(key=lambda tile: tile[1])
@@ -171,6 +168,39 @@ class PartClock:
         starting = sum(tile.starting for tile in tiles)
         busy = clock.engine.busy, clock.dma.busy, clock.fetching, starting
         return Estimate(cycles, len(tiles), held, *busy, together, outer)
+
+    def copying(self, cut: TileCut, first: TileCost) -> int:
+        """Cycles of the DMA for the tiles of a cut, all like the first: at most those of `estimate`."""
+        spatial, channels = axes = self._axes(cut.shape)
+        packed = self._packed(_NO_SETTINGS, spatial[0], channels[0]) if "" not in cut.in_place else 0
+        outer = self._is_outer(cut, _NO_SETTINGS, first, packed, axes)
+        places, spans = len(spatial), len(channels)
+        stays = outer or spans <= cut.buffers or places == 1
+        constants = dma_cycles(self.dma, packed * spans) * (1 if stays else places) if packed else 0
+
+        def times(load: OperandLoad) -> int:
+            """How often it is fetched: where what changes last in the order of the tiles needs another part of it."""
+            by_place, by_span = load.by_place and places > 1, load.by_span and spans > 1
+            if (by_place and outer) or (by_span and not outer) or (by_place and by_span):
+                return places * spans
+            return places if by_place else spans if by_span else 1
+
+        loads = sum(load.copy.cycles * times(load) for load in first.loads)
+        return loads + constants + first.store.cycles * places * spans
+
+    def _is_outer(
+        self,
+        cut: TileCut,
+        own: Choice,
+        first: TileCost,
+        packed: int,
+        axes: tuple[Sequence[_TileAxes], Sequence[_TileAxes]],
+    ) -> bool:
+        """Whether channels are the outer loop, as the cut says or as moves fewest bytes."""
+        if cut.channels_outer is not None:
+            return cut.channels_outer
+        loads, constants = self._buffered(own, axes[0][0], axes[1][0])
+        return outer_channels(first.load_bytes + loads, packed + constants, len(axes[0]), len(axes[1]))
 
     def _buffered(self, own: Choice, place: _TileAxes, span: _TileAxes) -> tuple[int, int]:
         """Bytes of operands and of constants that a tile loads into its engine's buffer."""

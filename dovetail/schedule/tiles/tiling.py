@@ -27,6 +27,8 @@ from dovetail.timing.clock import start_cycles
 
 Progress = Callable[[str], None]
 """Told what is being done now."""
+TilesAsked = tuple[frozenset[str], bool]
+"""The values that are reached where they lie, and whether tiles may be far smaller than the engine's steps."""
 MOST_ASKED = 2000
 """Tile shapes of a part the target's functions are asked about; then the best one so far is taken."""
 
@@ -72,8 +74,8 @@ class PartTiles:
         self.asked = 0
         """Tiles the target's functions were asked about."""
         self.answered: set[Shape] = set()
-        self.ranked: dict[frozenset[str], list[tuple[int, Tiling]]] = {}
-        """By the values reached where they lie: the fastest within each budget."""
+        self.ranked: dict[TilesAsked, list[tuple[int, Tiling]]] = {}
+        """The fastest within each budget."""
         self.timed, self.alike = cache(self._timed), cache(partial(self.clock.estimate, alike=True))
 
     def is_of(self, part: EnginePart) -> bool:
@@ -82,9 +84,9 @@ class PartTiles:
         same = own.graph is part.graph and own.engine is part.engine and own.offload is part.offload
         return same and (own.layouts, own.choice, own.extent) == (part.layouts, part.choice, part.extent)
 
-    def within(self, in_place: frozenset[str], budget: int) -> Tiling | None:
+    def within(self, asked: TilesAsked, budget: int) -> Tiling | None:
         """The fastest tiling within a larger budget, where it is within this one too: then none here is faster."""
-        ranked = self.ranked.get(in_place, ())
+        ranked = self.ranked.get(asked, ())
         return next((tiling for most, tiling in ranked if tiling.estimate.nbytes <= budget <= most), None)
 
     def may_ask(self, size: Shape) -> bool:
@@ -133,10 +135,7 @@ class PartTiles:
             first = clock.first(cut)
         except ValueError:
             return None
-        moved = first.store.cycles * tiles + sum(load.copy.cycles for load in first.loads) * (
-            prod(rest) if loads else 0
-        )
-        if rival is not None and max(first.engine * tiles + starts, moved) >= rival:
+        if rival is not None and (first.engine * tiles + starts >= rival or clock.copying(cut, first) >= rival):
             return None
         estimate = self.alike(cut)
         if estimate is None:
