@@ -33,7 +33,7 @@ from dovetail.quantize import quantize
 from dovetail.read import load_model
 from dovetail.target.description import Policy, Rewrite
 from dovetail.targets.ne16 import LIMITS
-from dovetail.targets.ne16.forms import takes
+from dovetail.targets.ne16.forms import additions_pay, takes
 from networks import Net
 from oracles import NETWORKS, network_bytes, references
 
@@ -155,8 +155,11 @@ def test_residual_of_the_real_network_is_within_one(tmp_path: Path) -> None:
         assert largest_step(before, after, given)[0] <= 1
 
 
-def addition(scales: tuple[float, float, float], zeros: tuple[int, int, int], side: int = 16) -> Graph:
-    """A quantised addition of two uint8 images [1, side, side, 16] as TFLite defines it (20 bits of head-room)."""
+def addition(
+    scales: tuple[float, float, float], zeros: tuple[int, int, int], side: int = 16, channels: int = 16
+) -> Graph:
+    """A quantised addition of two uint8 images [1, side, side, channels] as TFLite defines it (20 bits of
+    head-room)."""
     builder = GraphBuilder("addition")
     largest = 2 * max(scales[:2])
 
@@ -168,12 +171,21 @@ def addition(scales: tuple[float, float, float], zeros: tuple[int, int, int], si
         return builder.add(operator, [value, multiplier, shift])
 
     sides = [
-        scaled(builder.input(name, TensorType((1, side, side, 16), DType.UINT8)), scale / largest, zero, 0, 20)
+        scaled(builder.input(name, TensorType((1, side, side, channels), DType.UINT8)), scale / largest, zero, 0, 20)
         for name, scale, zero in zip("ab", scales[:2], zeros[:2], strict=True)
     ]
     total = builder.add(Add(), sides)
     result = scaled(total, largest / (scales[2] * 2.0**20), 0, zeros[2], 0)
     return builder.finish([builder.add(Clip(0, 255, DType.UINT8), [result], "sum")])
+
+
+def test_residuals_of_many_channels_stay_on_the_core() -> None:
+    """As a convolution, those of ResNet-50 would have more weights than all its layers."""
+    for side, channels, pays in ((56, 256, True), (14, 1024, False), (7, 2048, False)):
+        graph = addition((1.0, 1.0, 2.0), (0, 0, 0), side, channels)
+        after = addition_as_convolution(LIMITS, additions_pay)(graph)
+        assert any(isinstance(node.operator, Conv2d) for node in after.nodes) == pays
+        assert pays or after.nodes == graph.nodes
 
 
 @pytest.mark.parametrize("seed", range(24))

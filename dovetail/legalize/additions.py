@@ -20,7 +20,7 @@ from dovetail.ir.requantisation.engine import (
     scale_and_shift,
 )
 from dovetail.ir.rules import Condition, Left, Predicate, Rule, RuleMatch, rewriting
-from dovetail.ir.types import Array, DType
+from dovetail.ir.types import Array, DType, TensorType
 from dovetail.legalize.requantisation import PARAMETERS, scale_shifted
 
 _A, _B = operand("a"), operand("b")
@@ -55,10 +55,13 @@ def _of_images(dtype: DType) -> Predicate:
     return holds
 
 
-def addition_as_convolution(limits: RequantisationLimits) -> Callable[[Graph], Graph]:
+def addition_as_convolution(
+    limits: RequantisationLimits, pays: Callable[[TensorType], bool] = lambda image: True
+) -> Callable[[Graph], Graph]:
     """A rewrite: requantize(add(requantize(a), requantize(b))) of two 8-bit images of one shape becomes a 1x1
     convolution of both, channels side by side, with a diagonal per operand, requantised as the engine does.
 
+    The products and weights are as many as of any such convolution: `pays` says for which images that is worth it.
     The weights hold the ratio of the two scales to about 1 part in 200; the result is within 2 of the original.
     """
 
@@ -74,7 +77,7 @@ def addition_as_convolution(limits: RequantisationLimits) -> Callable[[Graph], G
         stem = f"{at.root.output}_by_engine"
         return at.add(at[_SUM], scale_shifted(at, at.add(Conv2d(), both, table), parameters, stem=stem))
 
-    return rewriting(Rule(_SUM, as_convolution, (_of_images(limits.activations),)))
+    return rewriting(Rule(_SUM, as_convolution, (_of_images(limits.activations), lambda at: pays(at.type(_SUM)))))
 
 
 def _of_two(at: RuleMatch, limits: RequantisationLimits) -> tuple[Array, Parameters] | None:

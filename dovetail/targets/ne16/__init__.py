@@ -26,6 +26,7 @@ from dovetail.targets.ne16.forms import (
     DMA,
     L1,
     WINDOWS,
+    additions_pay,
     bands,
     has_undilated,
     is_bytes,
@@ -289,7 +290,7 @@ TARGET = dt.Target(
             (
                 *SHARED,
                 dt.Rewrite("requantisation", legalize.engine_requantisation(takes, LIMITS), lsb=2),
-                dt.Rewrite("residual", legalize.addition_as_convolution(LIMITS), lsb=2),
+                dt.Rewrite("residual", legalize.addition_as_convolution(LIMITS, additions_pay), lsb=2),
                 dt.Rewrite("pools", legalize.average_pool_as_depthwise(pools, LIMITS), lsb=0),
                 dt.Rewrite("pools in bands", legalize.average_pool_in_bands(pool_bands), lsb=0),
                 dt.Rewrite("strided patches", strided_as_patches(L1.size), lsb=0, sized=_strided_within),

@@ -154,6 +154,19 @@ _COPY = 100
 _BAND = 300
 """Cycles a further band costs beside its patches: its launch, the waits between and the rows two bands share."""
 
+_ADDED = 10
+"""Cycles the core adds an element of two images in."""
+
+
+def additions_pay(image: TensorType) -> bool:
+    """Whether the engine adds two images, as a 1x1 convolution of both, sooner than the core: with many channels nearly
+    all of its products are zeros."""
+    rows, columns, _ = line(*image.shape[1:3])
+    channels = image.shape[3]
+    engine = layer_cycles(rows, columns, 2 * channels, channels, kernel=1, channel_shift=False)
+    return engine + 2 * channels**2 / DMA.bytes_per_cycle < _ADDED * image.elements
+
+
 _PART = 150
 """Elements of a result for which a further part pays: fewer save cycles too, but a part is a layer more to read."""
 
