@@ -469,7 +469,7 @@ def _plan_regions(
     except TileError as error:
         layer = assignment.layer_of(error.layer)
         known = refused.get(layer, {})
-        if error.engine in known or layer in request.choices or not (error.by_shape or request.target.engines[1:]):
+        if error.engine in known or layer in request.choices:
             raise
         return _plan_regions(graph, regions, request, {**refused, layer: {**known, error.engine: error.what}})
 

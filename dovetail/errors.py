@@ -57,8 +57,6 @@ class TileError(PlanError):
 
     layer = engine = ""
     """Their names."""
-    by_shape = False
-    """Whether more room would not help."""
 
 
 class PlaceError(DovetailError):

@@ -22,6 +22,7 @@ from dovetail.schedule.tiles import choose_tiling
 from dovetail.schedule.tiles.tiling import Tiling
 from dovetail.target import Constraint, Target
 from dovetail.target.pattern import Scope
+from dovetail.targets import load_target
 from test_cheaper import MACARRAY, small
 from two_engines.twins import machine
 
@@ -70,7 +71,7 @@ def test_tiles_that_are_missed_in_the_plan_only(monkeypatch: pytest.MonkeyPatch,
     def refuse(part: EnginePart, *others: Any) -> Tiling:
         if part.engine.name == "ne16":
             error = TileError(f"no tile of {part.name}")
-            error.layer, error.engine, error.by_shape = part.name, "ne16", True
+            error.layer, error.engine = part.name, "ne16"
             raise error
         return choose_tiling(part, *others)
 
@@ -79,6 +80,15 @@ def test_tiles_that_are_missed_in_the_plan_only(monkeypatch: pytest.MonkeyPatch,
     assert {region.place for region in made.regions if region.macs} == {"second"}
     layers = {region.name for region in made.regions if region.macs}
     assert {note.text.split()[0] for note in made.notes if "is not computed by ne16: no tile of" in note.text} <= layers
+
+
+def test_the_core_takes_what_the_memory_of_the_only_engine_holds_no_tile_of(digits: Path) -> None:
+    target = load_target("ne16")
+    memories = tuple(replace(one, size=64) if one.name == "L1" else one for one in target.memories)
+    made = compile_model(digits, replace(target, memories=memories), Options())
+    (said, *_) = (note.text for note in made.notes if "is not computed by ne16: the smallest tile of" in note.text)
+    assert said.endswith("bytes of L1; 64 are free")
+    assert {region.place for region in made.regions if region.name == said.split()[0]} == {"core"}
 
 
 @pytest.mark.parametrize("target", [machine(), MACARRAY], ids=["two engines", "one engine"])

@@ -156,7 +156,7 @@ def _elsewhere(
     found = [*on_core(region, costs, refused, cache)]
     for way in others(region.graph, [region], lossless, cache):
         with suppress(PlanError):
-            found.append(costs.candidate(region.name, way))
+            found.append(replace(costs, far=True).candidate(region.name, way))
     if not found:
         raise nothing_computes(region, refused)
     reason = "; ".join(why.values())

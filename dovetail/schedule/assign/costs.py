@@ -137,6 +137,8 @@ class RegionCosts:
 
     graph: Graph
     target: Target
+    far: bool = False
+    """Whether no value lies in the engine's memory, as where that holds no tile beside one."""
 
     def candidate(self, layer: str, regions: Sequence[Region], cache: TileCache | None = None) -> Candidate:
         """A layer computed as some regions, which get its name; `cache` as of `step`."""
@@ -212,7 +214,8 @@ class RegionCosts:
         """The tiling the planner would choose with the values in the first part's memory, where each has its share."""
         ends = {*self.graph.inputs, *self.graph.outputs}
         values = (*part.graph.inputs, part.output)
-        homes = {name: self.target.values if name in ends else parts[0].engine.memory for name in values}
+        near, far = parts[0].engine.memory, self.target.values
+        homes = {name: far if self.far or name in ends else near for name in values}
         budget = self.target.memory(part.engine.memory).size // len(parts)
         return choose_tiling(part, self.target, homes, budget, cache)
 

@@ -121,7 +121,7 @@ def _too_large(part: EnginePart, smallest: Tiling | None, budget: int) -> PlanEr
         what = f"no tile of {part.name} is one {engine.name} can compute{held}{_limits_of_smallest(part)}"
         hint = "fewer channels in this layer"
     error = TileError(what, where=where, hint=hint)
-    error.layer, error.engine, error.by_shape = part.name, engine.name, smallest is None
+    error.layer, error.engine = part.name, engine.name
     return error
 
 
