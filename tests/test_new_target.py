@@ -124,7 +124,7 @@ def test_on_a_terminal_it_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_first_port_needs_few_names(tmp_path: Path) -> None:
-    """At most 12 of the public interface that targets are written against; 18 for an engine of loops, which nobody ports
+    """At most 12 of the public interface that targets are written against; 18 for loops, which nobody ports
     first."""
     for style in PortStyle:
         most = 18 if style is PortStyle.LOOPS else 12
