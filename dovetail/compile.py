@@ -17,7 +17,7 @@ from dovetail.codegen.emit.firmware import STACK_ALIGNMENT
 from dovetail.codegen.emit.manifest import manifest
 from dovetail.codegen.emit.plan_file import model_work, plan_text
 from dovetail.codegen.emit.project import INCLUDED, OPTIMISATION, defines, with_said, write_project
-from dovetail.codegen.emit.unit import CODE_RESERVE, StackNeed, differs
+from dovetail.codegen.emit.unit import CODE_RESERVE, StackNeed, state_bytes
 from dovetail.codegen.emit.weights import Weights
 from dovetail.codegen.manifest import OperatorWork
 from dovetail.codegen.plan_file import PLAN
@@ -578,7 +578,7 @@ def policy_of(target: Target, options: Options) -> Policy:
 
 def reserved(graph: Graph, target: Target) -> dict[str, int]:
     """Bytes that constants, code, stacks, kernels and libraries take in each memory, by its name."""
-    states = (array for array in graph.states if differs(array))
+    states = (one for array in graph.states if (one := state_bytes(array)).size > 1)
     constants = sum(array.nbytes for array in (*graph.constants.values(), *states))
     types = graph.types
     workspaces = (node.operator.workspace([types[name] for name in node.inputs]) for node in graph.nodes)

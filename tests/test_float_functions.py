@@ -45,9 +45,10 @@ def library(folder: Path) -> ctypes.CDLL:
         loop = f"for (int32_t i = 0; i < count; ++i) {{ y[i] = {name}(x[i]); }}"
         source.append(f"void run_{name}(float *y, const float *x, int32_t count);")
         source.append(f"void run_{name}(float *y, const float *x, int32_t count) {{ {loop} }}")
-    head = "void run_scaled_real(float *y, const int32_t *x, float scale, int32_t count)"
-    loop = "for (int32_t i = 0; i < count; ++i) { y[i] = scaled_real(x[i], scale); }"
-    source += [f"{head};", f"{head} {{ {loop} }}"]
+    for name in ("scaled_real", "shifted_real"):
+        head = f"void run_{name}(float *y, const int32_t *x, float scale, int32_t count)"
+        loop = f"for (int32_t i = 0; i < count; ++i) {{ y[i] = {name}(x[i], scale); }}"
+        source += [f"{head};", f"{head} {{ {loop} }}"]
     (folder / "functions.c").write_text("\n".join(source))
     warnings = ("-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Wdouble-promotion", "-Werror", "-Wno-unused-function")
     flags = ("-O2", *warnings)
@@ -133,4 +134,14 @@ def test_integers_are_scaled_as_floats(tmp_path: Path) -> None:
         y = np.empty(len(x), np.float32)
         pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (y, x)]
         made.run_scaled_real(*pointers, ctypes.c_float(scale), len(x))
+        np.testing.assert_array_equal(y.view(np.uint32), (x.astype(np.float32) * scale).view(np.uint32))
+
+
+def test_integers_are_shifted_as_floats(tmp_path: Path) -> None:
+    """All integers of 16 bits and a sign, times powers of two."""
+    made, x = library(tmp_path), np.arange(-(1 << 16) + 1, 1 << 16, dtype=np.int32)
+    for power in (-99, -10, 0, 13, 99):
+        y, scale = np.empty(len(x), np.float32), np.float32(2.0**power)
+        pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (y, x)]
+        made.run_shifted_real(*pointers, ctypes.c_float(scale), len(x))
         np.testing.assert_array_equal(y.view(np.uint32), (x.astype(np.float32) * scale).view(np.uint32))

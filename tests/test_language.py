@@ -20,7 +20,7 @@ from dovetail.guests.ptq.accuracy import accuracy_of
 from dovetail.guests.ptq.sequences import bits_per_token
 from dovetail.ir.graph import GraphBuilder, evaluate, evaluate_all
 from dovetail.ir.operators.arithmetic import Clip, Dequantize, Requantize, Rounding
-from dovetail.ir.operators.base import Operator
+from dovetail.ir.operators.bits import BitProduct, WriteBits
 from dovetail.ir.operators.linear import FullyConnected
 from dovetail.ir.operators.sequence import FixedAttention, WriteRow
 from dovetail.ir.types import Array, DType, TensorType
@@ -86,24 +86,16 @@ def test_integers_throughout(reference: Any, small: Path) -> None:
         np.testing.assert_array_equal(outputs["logits"], wanted["logits"])
 
 
-def test_an_engine_leaves_the_caches_where_they_are(small: Path) -> None:
-    """Dense layers of one row are the engine's; nothing but attention reads a cache of bytes, which stays as it is."""
+def test_an_engine_reads_the_caches_where_they_are(small: Path) -> None:
+    """Dense layers of one row are the engine's, and so are the products of attention: it reads what a step writes."""
     target = load_target("ne16")
     graph = prepare(small, target, Options())
-    users = graph.users()
-
-    def readers(value: str) -> list[Operator]:
-        found: list[Operator] = []
-        for node in users[value]:
-            found += readers(node.output) if node.operator.is_view else [node.operator]
-        return found
-
-    written = [node.output for node in graph.nodes if isinstance(node.operator, WriteRow)]
-    assert len(written) == 10
-    for value in written:
-        assert [type(operator) for operator in readers(value)] == [FixedAttention]
+    written = [node for node in graph.nodes if isinstance(node.operator, WriteRow | WriteBits)]
+    assert len(written) == 10 and {node.inputs[0] for node in written} < set(graph.inputs)
+    for node in written:
+        assert [type(reader.operator) for reader in graph.users()[node.output]] == [BitProduct]
     regions = initial_partition(graph, target)
-    assert len([region for region in regions if region.engine is not None]) >= 5 * 9
+    assert len([region for region in regions if region.engine is not None]) >= 5 * (9 + 3)
 
 
 @pytest.mark.oracles

@@ -30,7 +30,7 @@ from dovetail.ir.operators.arithmetic import (
     fixed_point,
 )
 from dovetail.ir.operators.base import Operator
-from dovetail.ir.operators.bits import BitProduct, ToBitPlanes
+from dovetail.ir.operators.bits import BitProduct, ToBitPlanes, WriteBits
 from dovetail.ir.operators.elementwise import Binary, BinaryKind, Compare, CompareKind, Convert, Select
 from dovetail.ir.operators.fixed import (
     FixedDivide,
@@ -64,7 +64,7 @@ from dovetail.ir.operators.reduction import (
     ReduceKind,
     SumPool2d,
 )
-from dovetail.ir.operators.sequence import Attention, FixedAttention, WriteRow
+from dovetail.ir.operators.sequence import Attention, AttentionEnd, AttentionWeights, FixedAttention, WriteRow
 from dovetail.ir.types import Array, Box, DType, TensorType, box_shape, box_slices
 
 I4, I8, U8, I16, I32 = DType.INT4, DType.INT8, DType.UINT8, DType.INT16, DType.INT32
@@ -250,6 +250,7 @@ FLOAT = [
     ),
     Case(MatrixProduct(0, 7), (of(I16, 3, 300), of(I8, 300, 2))),
     *(Case(ToBitPlanes(group), (of(U8, 5, depth),)) for group, depth in ((16, 32), (16, 21), (8, 5))),
+    *(Case(WriteBits(), (of(U8, 3, 2, 8, 2), of(U8, 1, 3), of(at, 1)), (None, None, (-40, 40))) for at in (I32, I64)),
     *(Case(BitProduct(zero), (of(U8, 3, 21), of(U8, 6, 2, 8, 2))) for zero in (0, 131)),
     *(Case(Compare(kind), (of(x, 2, 300), of(x, 300))) for kind in CompareKind for x in (F32, I8, I32)),
     Case(Select(), (of(DType.BOOL, 2, 1), of(I16, 2, 30), of(I16, 30)), ((0, 1),)),
@@ -335,6 +336,8 @@ SEQUENCE = [
         for operator, x in ((Attention(0.3), F32), (FixedAttention(40000, 21, -7, 90), I8))
         for rows, heads, masks in ((1, 2, 1), (3, 4, 3), (2, 1, 1))
     ),
+    Case(AttentionWeights(40000, 21), (of(I32, 1, 20, 1, 3), of(BOOL, 1, 20)), ((-9000, 9000), (0, 1))),
+    Case(AttentionEnd(2), (of(I32, 1, 8, 1, 6), of(I32, 1, 8, 1, 1)), ((-90000, 90000), (0, 90000))),
 ]
 CASES = [*LINEAR, *MOVEMENT, *ARITHMETIC, *POOLS, *FLOAT, *RECURRENT, *SEQUENCE]
 
@@ -523,7 +526,10 @@ def test_type_rules_refuse_what_does_not_fit() -> None:
             operator.infer(kinds)
 
 
-WHOLE_ONLY = (Reshape, FixedLstm, FixedRecurrent, Recurrent, Attention, FixedAttention, WriteRow)
+WHOLE_ONLY = (
+    *(Reshape, FixedLstm, FixedRecurrent, Recurrent),
+    *(Attention, AttentionEnd, AttentionWeights, FixedAttention, WriteBits, WriteRow),
+)
 """Operators that are never computed in parts."""
 CROPPED = [case for case in CASES if not isinstance(case.operator, WHOLE_ONLY)]
 

@@ -17,8 +17,11 @@ from dovetail.compile import Options, compile_graph, compile_model
 from dovetail.errors import ModelError, ProgramError
 from dovetail.ir.graph import Graph, GraphBuilder, evaluate, evaluate_all
 from dovetail.ir.onnx_runtime import runtime_session
+from dovetail.ir.operators.bits import BitProduct
+from dovetail.ir.operators.movement import Reshape
 from dovetail.ir.operators.sequence import Attention, FixedAttention, WriteRow
 from dovetail.ir.types import Array, DType, TensorType
+from dovetail.legalize import attention_of_bits
 from dovetail.notes import Note
 from dovetail.program.ir import Call, Copy
 from dovetail.program.verify import verify
@@ -169,6 +172,42 @@ def test_cores_attend_with_their_own_instructions(name: str, shapes: tuple[int, 
         found = run_build(build, "iss", samples).outputs
     for sample, outputs in zip(samples, found, strict=True):
         np.testing.assert_array_equal(outputs["y"], evaluate(graph, sample)["y"])
+
+
+@pytest.mark.parametrize(("heads", "groups", "depth", "shape"), [(4, 2, 8, (2, 32, 8)), (6, 6, 4, (1, 6, 32, 4))])
+def test_an_engine_attends_as_the_core(heads: int, groups: int, depth: int, shape: tuple[int, ...]) -> None:
+    """Scores and weighted values by NE16, of caches that lie as it reads them: exact, of a prefix, with holes, of
+    nothing, of places that were never written, and behind a place that is too large."""
+    builder, rng, places = GraphBuilder("net"), np.random.default_rng(3), shape[-2]
+    row = TensorType((*shape[:-2], 1, depth), DType.INT8)
+    q = builder.input("q", TensorType((heads, 1, depth), DType.INT8))
+    live, place = (
+        builder.input("live", TensorType((1, places), DType.BOOL)),
+        builder.input("at", TensorType((1,), DType.INT64)),
+    )
+    kept = []
+    for name in "kv":
+        state = builder.state(f"past_{name}", rng.integers(-128, 128, shape).astype(np.int8))
+        written = builder.add(WriteRow(len(shape) - 2), [state, builder.input(name, row), place])
+        builder.replace_state(state, written)
+        kept.append(builder.add(Reshape((groups, places, depth)), [written]) if len(shape) > 3 else written)
+    graph = builder.finish([builder.add(FixedAttention(9000, 21, 3, -5), [q, *kept, live], "y")])
+    target = load_target("ne16")
+    rewritten = attention_of_bits(16, lambda _: True)(graph)
+    assert sum(isinstance(node.operator, BitProduct) for node in rewritten.nodes) == 2
+    lives = [np.arange(places) <= 5, rng.random(places) < 0.5, np.zeros(places, np.bool_), np.ones(places, np.bool_)]
+    samples = [
+        {name: rng.integers(-128, 128, graph.types[name].shape).astype(np.int8) for name in "qkv"}
+        | {"live": one[None], "at": np.array([at])}
+        for one, at in zip(lives, (5, -2, 99, 6), strict=True)
+    ]
+    with built(compile_graph(rewritten, target, Options()), target) as build:
+        outputs = run_build(build, "iss", samples).outputs
+    for wanted, exact, found in zip(
+        evaluate_all(graph, samples), evaluate_all(rewritten, samples), outputs, strict=True
+    ):
+        np.testing.assert_array_equal(exact["y"], wanted["y"])
+        np.testing.assert_array_equal(found["y"], wanted["y"])
 
 
 @settings(deadline=None, max_examples=25, derandomize=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from dovetail.ir.layout import Layout, row_major, stored_shape
 from dovetail.ir.operators.base import Operator
-from dovetail.ir.operators.bits import BitProduct, ToBitPlanes
+from dovetail.ir.operators.bits import BitProduct, ToBitPlanes, WriteBits
 from dovetail.ir.operators.movement import (
     Concat,
     Gather,
@@ -26,7 +26,20 @@ from dovetail.ir.operators.movement import (
     Transpose,
 )
 from dovetail.ir.types import Box, DType, Shape, TensorType, box_shape, dense_steps, full_box
-from dovetail.kernels.c import Lines, block, c_type, integer, loop, nested, product, real, total, variable, wrapped
+from dovetail.kernels.c import (
+    Lines,
+    block,
+    c_type,
+    code,
+    integer,
+    loop,
+    nested,
+    product,
+    real,
+    total,
+    variable,
+    wrapped,
+)
 from dovetail.kernels.elements import (
     Computed,
     Places,
@@ -509,6 +522,39 @@ def _apart(scope: KernelScope, operator: ToBitPlanes) -> KernelWriter:
             lines += ["uint8_t last[8] = {0};", f"__builtin_memcpy(last, from + {whole * 8}, {rest});"]
             lines.append(f"bits_apart(last, to + {last}, {each});")
         return block(f"for (int32_t row = 0; row < {rows}; ++row)", lines)
+
+    return scope.writer(body)
+
+
+@kernel(WriteBits, once=True)
+def _write_bits(scope: KernelScope, operator: WriteBits) -> KernelWriter:
+    if scope.tree:
+        raise UnsupportedRegion(f"{scope.tree[0].operator.class_name} behind bits that are written is not fused.")
+    rows, groups, _, each = scope.result.shape
+    size = scope.result.elements
+
+    def body() -> Lines:
+        bytes_, place = scope.operand(1, "bytes"), scope.operand(2, "place")
+        lines = Lines()
+        if scope.overwritten != scope.node.inputs[0]:
+            lines.append(f"__builtin_memcpy(output, {scope.operand(0, 'input')}, {size}u);")
+        written = [
+            f"to[{bit * each}] = (uint8_t)((to[{bit * each}] & kept) | ((value >> {bit} & 1u) << lane));"
+            for bit in range(8)
+        ]
+        return lines + code(
+            f"""
+            const int32_t at = gathered({place}[0], {groups * each * 8});
+            const uint32_t lane = (uint32_t)at & 7u;
+            const uint32_t kept = ~(1u << lane);
+            uint8_t *to = output + at / {each * 8} * {each * 8} + at / 8 % {each};
+            for (int32_t row = 0; row < {rows}; ++row, to += {size // rows}) {{
+                const uint32_t value = {bytes_}[row];
+                @written
+            }}
+            """,
+            written=written,
+        )
 
     return scope.writer(body)
 

@@ -231,7 +231,8 @@ def _dequantize(scope: KernelScope, node: Node, operator: Dequantize, x: Express
     text = f"({summand(x.text)} - {scope.element(names[1], shape)})" if zero_point.any() else atom(x.text)
     scale, factors = scope.element(names[0], shape), scope.graph.constants[node.inputs[1]]
     if max(-low, high) <= 1 << 24 and ((factors > 2.0**-100) & (factors < 2.0**100)).all():
-        return scope.named("real", "float", f"scaled_real({text}, {scale})")
+        exact = max(-low, high) < 1 << 16 and (np.frexp(factors)[0] == 0.5).all()
+        return scope.named("real", "float", f"{'shifted' if exact else 'scaled'}_real({text}, {scale})")
     return scope.named("real", "float", f"(float){text} * {scale}")
 
 

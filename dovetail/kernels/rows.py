@@ -322,6 +322,7 @@ def _standard(scope: KernelScope, operator: FixedStandard) -> KernelWriter:
     """The writer of a FixedStandard; the sum of squares is of elements of which n fit 32 bits."""
     offset, size = -operator.zero_point, operator.size
     kind = "int64_t" if scope.type(0).dtype.bits > 8 else "int32_t"
+    whole = kind == "int64_t" and bool(offset)  # whether a square may leave 31 bits
 
     # The product is raised so that its upper word is enough, where no spread is so small that it has to be whole.
     raised = 31 - (size << scope.type(0).dtype.bits).bit_length()
@@ -330,7 +331,7 @@ def _standard(scope: KernelScope, operator: FixedStandard) -> KernelWriter:
 
     def before(_: int) -> Lines:
         value = f"({total('from[along]', offset)})"
-        square = f"squares += {'(int64_t)' if kind == 'int64_t' else ''}{value} * {value};"
+        square = f"squares += {'(int64_t)' if whole else ''}{value} * {value};"
         sums, steps, less = ["int32_t sum = 0;"], [f"sum += {value};", square], " - (int64_t)sum * sum"
         if not operator.centred:
             sums, steps, less = [], [square], ""

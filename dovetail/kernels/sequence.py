@@ -9,7 +9,15 @@ from math import prod
 
 import numpy as np
 
-from dovetail.ir.operators.sequence import FRACTION, ROOM, Attention, FixedAttention, WriteRow
+from dovetail.ir.operators.sequence import (
+    FRACTION,
+    ROOM,
+    Attention,
+    AttentionEnd,
+    AttentionWeights,
+    FixedAttention,
+    WriteRow,
+)
 from dovetail.kernels.c import Lines, block, c_type, code, indent, loop, product, real, total, variable
 from dovetail.kernels.elements import place_in
 from dovetail.kernels.epilogue import finish
@@ -76,6 +84,46 @@ class _Weighting:
         return f"{sum_} = {self.adds}({sum_}, {left}, {right});" if self.adds else f"{sum_} += {left} * {right};"
 
 
+def _limits(live: str, places: int, holes: bool) -> Lines:
+    """The statements that find the first live place and one behind the last, four of them at a time, and whether others
+    lie between."""
+    words = f"((uintptr_t)lives & 3u) == 0u && {places} % 4 == 0"
+    return code(
+        f"""
+        const uint8_t *const lives = {live};
+        int32_t first = 0;
+        int32_t last = {places};
+        while (first < last && lives[first] == 0u) {{
+            ++first;
+        }}
+        if ({words}) {{
+            while (last > first + 3 && word_at(lives + last - 4) == 0u) {{
+                last -= 4;
+            }}
+        }}
+        while (last > first && lives[last - 1] == 0u) {{
+            --last;
+        }}
+        @holes
+        """,
+        holes=code(
+            f"""
+            int32_t holes = 0;
+            for (int32_t place = first; place < last; ++place) {{
+                if ({words} && place % 4 == 0) {{
+                    while (place < last - 3 && word_at(lives + place) == 0x01010101u) {{
+                        place += 4;
+                    }}
+                }}
+                holes += place < last && lives[place] == 0u;
+            }}
+            """
+        )
+        if holes
+        else [],
+    )
+
+
 @dataclass(frozen=True)
 class _AttentionWriter:
     """A kernel of attention being written: heads that read the same keys are computed together, from the first live
@@ -125,23 +173,7 @@ class _AttentionWriter:
         """All rows."""
         rows, places, masks = self.sizes[1], self.sizes[4], self.scope.type(3).shape[0]
         live, row = self.scope.operand(3, "live"), variable("row", rows)
-        limits = code(
-            f"""
-            const uint8_t *const lives = {total(live, product(row, places)) if masks > 1 else live};
-            int32_t first = 0;
-            int32_t last = {places};
-            while (first < last && lives[first] == 0u) {{
-                ++first;
-            }}
-            while (last > first && lives[last - 1] == 0u) {{
-                --last;
-            }}
-            int32_t holes = 0;
-            for (int32_t place = first; place < last; ++place) {{
-                holes += lives[place] == 0u;
-            }}
-            """
-        )
+        limits = _limits(total(live, product(row, places)) if masks > 1 else live, places, holes=True)
         return [f"{self.how.kind} scores[{places * self.together}];", *loop("row", rows, [*limits, *self._heads()])]
 
     def _heads(self) -> Lines:
@@ -153,7 +185,6 @@ class _AttentionWriter:
         held, shape = c_type(scope.type(0).dtype), scope.type(0).shape
         places = [place_in(shape, (f"head + {n}" if n else "head", variable("row", rows), "0")) for n in range(2)]
         asked = [f"const {held} *const from_{n} = {total(q, places[n])};" for n in range(self.together)]
-        weigh = [f"const {how.kind} distance_{{n}} = largest_{{n}} - score[{{n}}];", *how.weight]
         greater = ["if (__builtin_expect({score} > largest_{n}, 0)) {", "    largest_{n} = {score};", "}"]
         return code(
             f"""
@@ -199,11 +230,17 @@ class _AttentionWriter:
                 *(line.replace("{score}", "score[{n}]") for line in greater),
             ),
             alls=self.each(f"{how.kind} all_{{n}} = 0;"),
-            weight=self.each(*weigh, "score[{n}] = weight_{n};"),
+            weight=self._weighed(),
             sums=self._sums(),
             taken=[*self.each(f"const {how.kind} weight_{{n}} = score[{{n}}];"), *self._taken()],
             channels=[line for n in range(self.together) for line in ("{", *indent(self._channels(n)), "}")],
         )
+
+    def _weighed(self) -> Lines:
+        """The statements that make weights of the scores of a place."""
+        distance = f"const {self.how.kind} distance_{{n}} = largest_{{n}} - score[{{n}}];"
+        rest = (*self.how.weight, "score[{n}] = weight_{n};")
+        return self.each(distance, *rest) if self.own else [*self.each(distance), "in_order();", *self.each(*rest)]
 
     def _queries(self) -> Lines:
         """The statements that read the queries."""
@@ -307,34 +344,126 @@ def _float_attention(scope: KernelScope, operator: Attention) -> KernelWriter:
     return _AttentionWriter(scope, how).writer()
 
 
-@kernel(FixedAttention)
-def _fixed_attention(scope: KernelScope, operator: FixedAttention) -> KernelWriter:
-    places, zero = scope.type(1).shape[1], operator.value_zero_point
-    table = scope.constant(scope.node.output, "exponentials", operator.table(places).astype(np.uint16))
-    index = f"(uint32_t)distance_{{n}} * {operator.multiplier}u >> {operator.shift}"
-    farthest = 255 * 128 * scope.type(0).shape[2]  # no score is farther from 0
-    far = min(operator.farthest(places), 2 * farthest + 1)
-    weight = code(
+_ELEMENT = "(int32_t)((int64_t)({sum} * (1 << raise)) * reciprocal >> 32)"
+"""C text of an element of fixed attention, made of {sum}, behind `_ending`."""
+
+
+def _ending(whole: str) -> Lines:
+    """The statements before the elements of a head, from the sum of its weights."""
+    return code(
         f"""
-        int32_t weight_{{n}} = 0;
-        if (distance_{{n}} < {far}) {{
-            weight_{{n}} = (int32_t){table}[{index}];
-            all_{{n}} += weight_{{n}};
-        }}
-        """
-    )
-    ending = code(
-        f"""
-        const uint32_t whole = all_{{n}} == 0 ? 1u : (uint32_t)all_{{n}};
+        const uint32_t whole = {whole} == 0 ? 1u : (uint32_t){whole};
         const int32_t room = leading_zeros(whole) - 1;
         const int32_t reciprocal = 2147483647 / (int32_t)(whole << room >> 15) * {1 << (FRACTION - 6)};
         const int32_t raise = room - {ROOM - 1};
         """
     )
+
+
+def _weight(operator: FixedAttention | AttentionWeights, table: str, far: int, behind: Sequence[str]) -> Lines:
+    """The statements that make `weight_{n}` of `distance_{n}`, and those behind, where it is not 0."""
+    index = f"(uint32_t)distance_{{n}} * {operator.multiplier}u >> {operator.shift}"
+    inside = [f"weight_{{n}} = (int32_t){table}[{index}];", *behind]
+    return ["int32_t weight_{n} = 0;", *block(f"if (distance_{{n}} < {far})", inside)]
+
+
+_HEADS = 8
+"""Most heads whose largest scores are kept in registers."""
+
+
+@kernel(AttentionWeights, once=True)
+def _attention_weights(scope: KernelScope, operator: AttentionWeights) -> KernelWriter:
+    refuse(bool(scope.tree), "nothing behind weights of attention is fused.")
+    _, places, _, heads = scope.type(0).shape
+    table = scope.constant(scope.node.output, "exponentials", operator.table(places).astype(np.uint16))
+    far, step = operator.farthest(places), next(n for n in range(_HEADS, 0, -1) if heads % n == 0)
+    refuse(far * operator.multiplier >= 1 << 32, "a distance times the multiplier of attention must fit 32 bits.")
+    refuse(places % 8 > 0, "weights of attention are for a multiple of 8 places.")
+
+    def each(read: str, *lines: str) -> Lines:
+        """Lines for each head, behind what is read for the next one."""
+        own = [[line.replace("{n}", str(n)) for line in (read, *lines)] for n in range(step)]
+        ahead = [*([one[0], "in_order();"] for one in own[1:]), []]
+        return [own[0][0], *(line for first, rest in zip(ahead, own, strict=True) for line in (*first, *rest[1:]))]
+
+    def body() -> Lines:
+        scores, live = scope.operand(0, "scores"), scope.operand(1, "live")
+        stored = [
+            f"lower[{{n}} * {places}] = (uint8_t)weight_{{n}};",
+            f"upper[{{n}} * {places}] = (uint8_t)(weight_{{n}} >> 8);",
+        ]
+        read = "const int32_t score_{n} = score[{n}];"
+        weigh = ["const int32_t distance_{n} = largest_{n} - score_{n};", *_weight(operator, table, far, stored)]
+        return code(
+            f"""
+            @limits
+            for (int32_t at = 0; at < {2 * heads * places}; at += 16) {{
+                __builtin_memset(__builtin_assume_aligned(output + at, 4), 0, 16);
+            }}
+            for (int32_t head = 0; head < {heads}; head += {step}) {{
+                const int32_t *score = {scores} + first * {heads} + head;
+                @largest
+                for (int32_t place = first; place < last; ++place, score += {heads}) {{
+                    if (lives[place] != 0u) {{
+                        @greater
+                    }}
+                }}
+                score = {scores} + first * {heads} + head;
+                uint8_t *lower = output + head * {places} + first;
+                uint8_t *upper = lower + {heads * places};
+                for (int32_t place = first; place < last; ++place, score += {heads}, ++lower, ++upper) {{
+                    if (lives[place] != 0u) {{
+                        @weights
+                    }}
+                }}
+            }}
+            """,
+            limits=_limits(live, places, holes=False),
+            largest=[f"int32_t largest_{n} = INT32_MIN;" for n in range(step)],
+            greater=each(
+                read, "if (__builtin_expect(score_{n} > largest_{n}, 0)) {", "    largest_{n} = score_{n};", "}"
+            ),
+            weights=each(read, *weigh),
+        )
+
+    return scope.writer(body)
+
+
+@kernel(AttentionEnd)
+def _attention_end(scope: KernelScope, operator: AttentionEnd) -> KernelWriter:
+    heads, _, width = scope.result.shape
+    whole = scope.type(0).shape[3]
+    reach = 255 << FRACTION
+
+    def body() -> Lines:
+        sums, totals = scope.operand(0, "sums"), scope.operand(1, "totals")
+        raised = f"(from[channel] + from[{heads * whole} + channel] * 256)"
+        value = Expression("attended", "int32_t", -reach, reach)
+        stored = finish(scope, lambda shape: place_in(shape, ("head", "0", "channel")), value)
+        element = f"const int32_t attended = {_ELEMENT.replace('{sum}', raised)};"
+        inner = [
+            f"const int32_t all = {totals}[head] + {totals}[head + {heads}] * 256;",
+            f"const int32_t *const from = {sums} + head * {whole} + head / {heads // operator.groups} * {width};",
+            *_ending("all"),
+            *loop("channel", width, [element, *stored]),
+        ]
+        return block(f"for (int32_t head = 0; head < {heads}; ++head)", inner)
+
+    return scope.writer(body)
+
+
+@kernel(FixedAttention)
+def _fixed_attention(scope: KernelScope, operator: FixedAttention) -> KernelWriter:
+    places, zero = scope.type(1).shape[1], operator.value_zero_point
+    table = scope.constant(scope.node.output, "exponentials", operator.table(places).astype(np.uint16))
+    farthest = 255 * 128 * scope.type(0).shape[2]  # no score is farther from 0
+    far = min(operator.farthest(places), 2 * farthest + 1)
+    weight = _weight(operator, table, far, ["all_{n} += weight_{n};"])
+    ending = _ending("all_{n}")
     centred = f"({{sum}} - all_{{n}} * {zero})" if zero > 0 else f"({{sum}} + all_{{n}} * {-zero})" if zero else "{sum}"
     reach = 255 << FRACTION
     value = Expression("attended", "int32_t", -reach, reach)
-    element = f"(int32_t)((int64_t)({centred} * (1 << raise)) * reciprocal >> 32)"
+    element = _ELEMENT.replace("{sum}", centred)
     adds = MULTIPLY_ADD if MULTIPLY_ADD in scope.core.functions else ""
     zeros = operator.query_zero_point
     how = _Weighting("int32_t", str(-farthest - far), weight, "", ending, element, value, zeros, adds)

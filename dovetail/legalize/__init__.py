@@ -13,6 +13,7 @@ from dovetail.errors import TargetError
 from dovetail.ir.graph import Graph, verify
 from dovetail.ir.requantisation.engine import RequantisationLimits
 from dovetail.legalize.additions import addition_as_convolution, addition_by_shift
+from dovetail.legalize.attention import attention_of_bits
 from dovetail.legalize.bands import (
     first_layer_in_bands,
     last_layer_in_parts,
@@ -82,6 +83,7 @@ __all__ = [
     "adapt",
     "addition_as_convolution",
     "addition_by_shift",
+    "attention_of_bits",
     "average_pool_as_depthwise",
     "average_pool_in_bands",
     "average_pool_in_channels",

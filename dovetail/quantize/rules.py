@@ -48,8 +48,14 @@ _Q15 = QuantParameters(DType.INT16, 2.0**-15, 0)
 def _add(ask: QuantisationRequest[Operator], *values: QuantisedValue) -> str:
     """Both operands raised, scaled to twice the larger scale, added, requantised (micro/kernels/add_common.cc).
 
-    A difference is computed alike (sub_common.cc).
+    A difference is computed alike (sub_common.cc). Integers of 16 bits with the same steps are added as they are, to
+    the same result.
     """
+    if ask.target.dtype.bits > 8 and not ask.target.zero_point and all(v.form == ask.target for v in values):
+        total, *others = (_centred(ask, value, "term") for value in values)
+        for other in others:
+            total = ask.add(ask.operator, [total, other], "sum")
+        return ask.clip(total)
     left_shift = 15 if any(kind.bits > 8 for kind in (ask.target.dtype, *(v.kind.dtype for v in values))) else 20
     terms, twice_larger = _with_one_scale(ask, values, left_shift)
     total = terms[0]

@@ -11,7 +11,7 @@ import numpy as np
 from dovetail.codegen.emit.lines import Hole, Line, Ticket, job_name, kernel_call, moves, statement_lines, text_of
 from dovetail.codegen.emit.repeat import Repeat, is_repeat, loop_lines
 from dovetail.codegen.emit.tickets import tickets
-from dovetail.codegen.emit.unit import Unit, differs
+from dovetail.codegen.emit.unit import Unit, state_bytes
 from dovetail.kernels.c import Lines, block, code, identifier, one_line
 from dovetail.program.ir import Begin, Call, LaunchStatement, Statement, Wait
 from dovetail.program.series import Loop
@@ -65,12 +65,13 @@ def model_source(unit: Unit) -> str:
 
 
 def _state_functions(unit: Unit) -> Lines:
-    """The functions that give every state its first contents, one byte repeated or what a constant holds, that copy the
-    states away, and back."""
+    """The functions that give every state its first contents, bytes that are repeated or what a constant holds, that
+    copy the states away, and back."""
     states, copied, at = Lines(), {"save": Lines(), "restore": Lines()}, 0
     for index, kept in enumerate(unit.program.states):
-        content = kept.first.reshape(-1).view(np.uint8)
-        value = f"{unit.model}_state_{index}_first[i]" if differs(content) else f"{content[0]}u"
+        content, repeated = kept.first.reshape(-1).view(np.uint8), state_bytes(kept.first)
+        turn = "i" if repeated.size == content.size else f"i % {repeated.size}u"
+        value = f"{unit.model}_state_{index}_first[{turn}]" if repeated.size > 1 else f"{content[0]}u"
         place = f"({unit.first_byte(kept.view)})[i] = {value};"
         states += block(f"for (uint32_t i = 0; i < {content.size}u; ++i)", [place])
         for name, ends in (("save", f"to + {at}, {{0}}"), ("restore", f"{{0}}, from + {at}")):

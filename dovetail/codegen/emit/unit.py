@@ -58,10 +58,15 @@ Blocks = Mapping[str, tuple[str, tuple[str, ...]]]
 """C name -> C type and initialisers of each block of a compact kernel."""
 
 
-def differs(first: Array) -> bool:
-    """Whether the first contents of a state are a constant of the program: they are not one byte repeated."""
+_PERIOD = 16
+"""Bytes of a state's first contents that are looked for again and again."""
+
+
+def state_bytes(first: Array) -> Array:
+    """The first contents of a state, uint8: one byte or 16, if those repeated make all of them."""
     content = first.reshape(-1).view(np.uint8)
-    return bool((content != content[:1]).any())
+    sizes = [size for size in (1, _PERIOD) if content.size % size == 0]
+    return next((content[:size] for size in sizes if (content.reshape(-1, size) == content[:size]).all()), content)
 
 
 CODE_RESERVE = 24 * 1024
@@ -296,8 +301,7 @@ def make_unit(
     by_linker = (name for name in sorted(program.constants) if program.buffers[name].address is None)
     constants = {f"{model}_{name}": ("uint8_t", program.constants[name]) for name in by_linker}
     for index, kept in enumerate(program.states):
-        content = kept.first.reshape(-1).view(np.uint8)
-        if differs(content):
+        if (content := state_bytes(kept.first)).size > 1:
             constants[f"{model}_state_{index}_first"] = ("uint8_t", content)
     calls, functions, blocks = kernel_calls(program, regions, target, model, optimize, constants)
     launches = [(index, one) for index, one in enumerate(program.statements) if isinstance(one, LaunchStatement)]

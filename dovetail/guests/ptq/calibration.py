@@ -153,7 +153,7 @@ def _steps(
             own[name] = stepping.spanning(0.0, 1.0, dtype, True) if symmetric else tflite
     steps = {name: own[group] for name, group in owner.items()}
     if not wanted.shifts:
-        return steps
+        return stepping.even_streams(graph, steps)
     narrow = [name for name, width in settings.widths.items() if width == 2] if wanted.operand_bits < 8 else []
     spare = dict.fromkeys(stepping.operands_of(graph, narrow), 8 - wanted.operand_bits)
     return stepping.shiftable(graph, steps, spare)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, log2
+from math import ceil, inf, log2
 
 import numpy as np
 
@@ -299,18 +299,46 @@ def shiftable(graph: Graph, steps: StepsByValue, spare: Mapping[str, int]) -> di
         spare: bits that stay free above a value, by name.
     """
     scale = {name: 2.0 ** (ceil(log2(one.scale)) + spare.get(name, 0)) for name, one in steps.items()}
-    joined = shared(graph)
-    sums = _sums(graph, steps)
-    before: dict[str, float] = {}
+    scale = _evened(scale, shared(graph), _sums(graph, steps))
+    return {name: _coarser(one, scale[name]) for name, one in steps.items()}
+
+
+def even_streams(graph: Graph, steps: StepsByValue) -> dict[str, TensorQuantisation]:
+    """The steps, those of 16 bits made equal where values are added, so that sums of them are not rounded; not where a
+    value that something else reads too would get steps more than `_EVENED` times as coarse. What the network gives in
+    16 bits has powers of two, which are made floats of without a rounding, and so coarse that sums are not raised."""
+    scale = {name: one.scale for name, one in steps.items() if one.dtype is DType.INT16 and not one.zero_point}
+    ends = (name for name in graph.outputs if name in scale and graph.readers(name) == 1)
+    scale |= {name: 2.0 ** (ceil(log2(scale[name])) + 1) for name in ends}
+    joined = {name: owner for name, owner in shared(graph).items() if name in scale and owner in scale}
+    most = {name: one * (_EVENED if graph.readers(name) > 1 else inf) for name, one in scale.items()}
+    evened = _evened(scale, joined, _sums(graph, scale), most)
+    return {name: replace(one, scale=evened.get(name, one.scale)) for name, one in steps.items()}
+
+
+_EVENED = 16.0
+"""How much coarser the steps of a value of 16 bits become at most, so that a sum needs no rounding."""
+
+
+def _evened(
+    scale: Mapping[str, float],
+    joined: Mapping[str, str],
+    sums: Sequence[tuple[tuple[str, ...], str]],
+    most: Mapping[str, float] | None = None,
+) -> dict[str, float]:
+    """Scales by value, the greatest for values that share their steps and for the operands of a sum, whose result has
+    no finer ones. With limits the result has the same, and a sum that would leave one is left out."""
+    scale, before = dict(scale), dict[str, float]()
     while before != scale:
         before = dict(scale)
         for name, owner in joined.items():
             scale[name] = scale[owner] = max(scale[name], scale[owner])
         for operands, result in sums:
-            most = max(scale[name] for name in operands)
-            scale.update(dict.fromkeys(operands, most))
-            scale[result] = max(scale[result], most)
-    return {name: _coarser(one, scale[name]) for name, one in steps.items()}
+            greatest = max(scale[name] for name in (operands if most is None else (*operands, result)))
+            if most is None or all(greatest <= most[name] for name in (*operands, result)):
+                scale.update(dict.fromkeys(operands, greatest))
+                scale[result] = max(scale[result], greatest)
+    return scale
 
 
 def _coarser(steps: TensorQuantisation, scale: float) -> TensorQuantisation:
@@ -335,11 +363,12 @@ def source_of(graph: Graph, value: str, ends: Collection[str] = ()) -> str:
     return value
 
 
-def _sums(graph: Graph, steps: StepsByValue) -> list[tuple[tuple[str, ...], str]]:
+def _sums(graph: Graph, steps: Collection[str]) -> list[tuple[tuple[str, ...], str]]:
     """The quantised operands and the quantised result of every sum of computed values."""
     users, sums = graph.users(), []
     for node in (node for node in graph.nodes if node.operator == Add()):
-        operands, result = tuple(source_of(graph, value) for value in node.inputs), _limited(users, steps, node.output)
+        operands = tuple(source_of(graph, value, steps) for value in node.inputs)
+        result = _limited(users, steps, node.output)
         if all(name in steps for name in (*operands, result)):
             sums.append((operands, result))
     return sums

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -83,6 +83,34 @@ class BitProduct(Int64Operator):
 
     def macs(self, inputs: Types) -> int:
         return self.infer(inputs).elements * inputs[0].shape[-1]
+
+
+@dataclass(frozen=True)
+class WriteBits(Int64Operator):
+    """Bits that `ToBitPlanes` took apart, with one neighbour of each row replaced. Operands: planes uint8
+    [N, groups, 8, group / 8], a byte for each row, uint8 [1, N], their place (one integer, int32 or int64).
+
+    A negative place counts from the end; one beyond either end is moved to that end.
+    """
+
+    in_place: ClassVar[bool] = True
+    result = DType.UINT8
+
+    def infer(self, inputs: Types) -> TensorType:
+        planes, row, place = inputs
+        fits = len(planes.shape) == 4 and planes.shape[2] == _BITS and planes.dtype is row.dtype is DType.UINT8
+        fits = fits and row.shape == (1, planes.shape[0]) and place.dtype.is_integer and place.elements == 1
+        require(fits, f"cannot write a byte of each row, {row}, among the bits {planes} at {place}")
+        return planes
+
+    def meaning(self, planes: Any, row: Any, place: Any) -> Any:
+        rows, groups, _, each = planes.shape
+        at, places = place.reshape((1, 1, 1)), groups * each * _BITS
+        at = np.clip(np.where(at < 0, at + places, at), 0, places - 1)
+        past = at - _BITS * np.arange(groups * each).reshape(groups, 1, each)
+        bit = np.where((past >= 0) & (past < _BITS), 1, 0) << np.clip(past, 0, _BITS - 1)
+        new = row.reshape((rows, 1, 1, 1)) >> np.arange(_BITS).reshape(_BITS, 1) & 1
+        return planes - (planes & bit) + new * bit
 
 
 document(__name__)

@@ -140,28 +140,13 @@ _RECIPROCAL_BITS = 15
 
 
 @dataclass(frozen=True)
-class FixedAttention(Int64Operator):
-    """Attention of 8-bit integers, exact. Operands as `Attention`'s, q, k and v int8.
+class _Exponentials(Int64Operator):
+    """Scores of places as weights: exponentials of their distances from the largest, in fixed point."""
 
-    The distance of a score (q - query_zero_point) . k from the row's largest, times multiplier / 2**shift, is a place
-    in a table of exponentials in steps of 1/64. The sums of values, weighted with these, are divided by the sum of the
-    weights by its reciprocal. Result int32 [H, T, E]: the values' integers less their zero point, in steps of 1/256.
-    """
-
-    result: ClassVar[DType] = DType.INT32
     multiplier: int
     """scale * query scale * key scale * 64 * 2**shift, at least 1."""
     shift: int
     """0 to 40."""
-    query_zero_point: int
-    value_zero_point: int
-
-    def infer(self, inputs: Types) -> TensorType:
-        q, k, v = inputs[:3]
-        require(all(kind.dtype is DType.INT8 for kind in (q, k, v)), f"attends to int8, got {q}, {k}, {v}")
-        require(k.shape[1] <= MOST_PLACES, f"attends to {k.shape[1]} places; the limit is {MOST_PLACES}")
-        require(q.shape[2] <= MOST_DEPTH, f"multiplies {q.shape[2]} elements of a head; the limit is {MOST_DEPTH}")
-        return TensorType(_check_attention(inputs).shape, DType.INT32)
 
     def weight_bits(self, places: int) -> int:
         """Fraction bits of the weights: so many that no sum of so many weighted values leaves 32 bits."""
@@ -177,6 +162,43 @@ class FixedAttention(Int64Operator):
         """The least distance of a score from the largest whose weight is 0."""
         return -((-(len(self.table(places)) - 1) << self.shift) // self.multiplier)
 
+    def weights(self, places: int, scores: Any, live: Any) -> Any:
+        """The weights of int64 scores [..., S]."""
+        far = self.farthest(places)
+        largest = np.max(np.where(live, scores, -(1 << 40)), axis=-1, keepdims=True)
+        distance = np.where(live, np.clip(largest - scores, 0, far), far)
+        place = np.minimum(distance * self.multiplier >> self.shift, len(self.table(places)) - 1)
+        return look_up(self.table(places).astype(np.int64), place)
+
+
+def _divided(sums: Any, total: Any) -> Any:
+    """Sums of weighted values over the sums of their weights, in steps of 1/256."""
+    room = leading_zeros(np.maximum(total, 1)) - 1
+    raised = np.maximum(total, 1) << room
+    reciprocal = np.floor_divide(room * 0 + ((1 << 31) - 1), raised >> _RECIPROCAL_BITS)
+    return sums * reciprocal >> (31 + _RECIPROCAL_BITS - FRACTION) - room
+
+
+@dataclass(frozen=True)
+class FixedAttention(_Exponentials):
+    """Attention of 8-bit integers, exact. Operands as `Attention`'s, q, k and v int8.
+
+    The distance of a score (q - query_zero_point) . k from the row's largest, times multiplier / 2**shift, is a place
+    in a table of exponentials in steps of 1/64. The sums of values, weighted with these, are divided by the sum of the
+    weights by its reciprocal. Result int32 [H, T, E]: the values' integers less their zero point, in steps of 1/256.
+    """
+
+    result: ClassVar[DType] = DType.INT32
+    query_zero_point: int
+    value_zero_point: int
+
+    def infer(self, inputs: Types) -> TensorType:
+        q, k, v = inputs[:3]
+        require(all(kind.dtype is DType.INT8 for kind in (q, k, v)), f"attends to int8, got {q}, {k}, {v}")
+        require(k.shape[1] <= MOST_PLACES, f"attends to {k.shape[1]} places; the limit is {MOST_PLACES}")
+        require(q.shape[2] <= MOST_DEPTH, f"multiplies {q.shape[2]} elements of a head; the limit is {MOST_DEPTH}")
+        return TensorType(_check_attention(inputs).shape, DType.INT32)
+
     def macs(self, inputs: Types) -> int:
         return _macs(inputs)
 
@@ -187,18 +209,9 @@ class FixedAttention(Int64Operator):
 
     def weighted(self, places: int, q: Any, k: Any, v: Any, live: Any) -> Any:
         """The result from int64 arrays, keys as [H, D, S], with a head of keys and values for each of the queries."""
-        far = self.farthest(places)
-        scores = np.matmul(q - self.query_zero_point, k)
-        largest = np.max(np.where(live, scores, -(1 << 40)), axis=-1, keepdims=True)
-        distance = np.where(live, np.clip(largest - scores, 0, far), far)
-        place = np.minimum(distance * self.multiplier >> self.shift, len(self.table(places)) - 1)
-        weights = look_up(self.table(places).astype(np.int64), place)
-        total = np.maximum(np.sum(weights, axis=-1, keepdims=True), 1)
-        room = leading_zeros(total) - 1
-        raised = total << room
-        reciprocal = np.floor_divide(room * 0 + ((1 << 31) - 1), raised >> _RECIPROCAL_BITS)
+        weights = self.weights(places, np.matmul(q - self.query_zero_point, k), live)
         sums = np.matmul(weights, v - self.value_zero_point)
-        return sums * reciprocal >> (31 + _RECIPROCAL_BITS - FRACTION) - room
+        return _divided(sums, np.sum(weights, axis=-1, keepdims=True))
 
     def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
         (heads, _, _), (groups, places, _) = types[0].shape, types[1].shape
@@ -212,3 +225,53 @@ MOST_PLACES = 4096
 """Most places FixedAttention attends to."""
 MOST_DEPTH = 256
 """Most elements of a head that FixedAttention multiplies."""
+
+
+@dataclass(frozen=True)
+class AttentionWeights(_Exponentials):
+    """The weights of `FixedAttention` from scores that an engine computed.
+
+    Operands: scores int32 [1, S, 1, H], live bool [1, S]. Result: uint8 [1, 2 * H, 1, S], the lower bytes of the
+    weights of each head, then the upper ones.
+    """
+
+    result: ClassVar[DType] = DType.UINT8
+
+    def infer(self, inputs: Types) -> TensorType:
+        scores, live = inputs
+        fits = scores.dtype is DType.INT32 and len(scores.shape) == 4 and scores.shape[0] == scores.shape[2] == 1
+        fits = fits and live == TensorType((1, scores.shape[1]), DType.BOOL) and scores.shape[1] <= MOST_PLACES
+        require(fits, f"weighs scores [1, places, 1, heads], got {scores} where {live} says")
+        return TensorType((1, 2 * scores.shape[3], 1, scores.shape[1]), DType.UINT8)
+
+    def meaning(self, scores: Any, live: Any) -> Any:
+        places, heads = scores.shape[1], scores.shape[3]
+        weights = self.weights(places, scores.reshape((places, heads)).T, live)
+        return np.stack((weights & 255, weights >> 8)).reshape((1, 2 * heads, 1, places))
+
+
+@dataclass(frozen=True)
+class AttentionEnd(Int64Operator):
+    """The result of `FixedAttention` from sums that an engine computed of the bytes of `AttentionWeights`.
+
+    Operands: weighted values int32 [1, 2 * H, 1, K * E], weights int32 [1, 2 * H, 1, 1]. Result int32 [H, 1, E].
+    """
+
+    result: ClassVar[DType] = DType.INT32
+    groups: int
+    """K, the heads of keys and values."""
+
+    def infer(self, inputs: Types) -> TensorType:
+        sums, totals = (kind.shape for kind in inputs)
+        fits = all(kind.dtype is DType.INT32 and len(kind.shape) == 4 for kind in inputs) and sums[:3] == totals[:3]
+        fits = fits and totals[3] == 1 and sums[1] % (2 * self.groups) == 0 and sums[3] % self.groups == 0
+        require(fits, f"divides weighted values of {self.groups} heads by weights, got {inputs[0]}, {inputs[1]}")
+        return TensorType((sums[1] // 2, 1, sums[3] // self.groups), DType.INT32)
+
+    def meaning(self, sums: Any, totals: Any) -> Any:
+        rows, width = sums.shape[1], sums.shape[3]
+        group = np.arange(rows // 2) // (rows // 2 // self.groups)
+        own = (group[:, None] == np.arange(self.groups)).astype(np.int64)[:, :, None]
+        parts, wholes = sums.reshape((2, rows // 2, self.groups, width // self.groups)), totals.reshape((2, -1, 1))
+        mine = np.sum((parts[0] + (parts[1] << 8)) * own, axis=1)
+        return _divided(mine, wholes[0] + (wholes[1] << 8)).reshape((rows // 2, 1, width // self.groups))

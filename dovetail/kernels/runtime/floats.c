@@ -61,6 +61,21 @@ static inline float scaled_real(int32_t value, float scale)
     return as_float(((uint32_t)value & 0x80000000u) | ((power << 23) + rounded));
 }
 
+//@ shifted_real: as_bits as_float
+/* value * scale, of a value below 2^16 and a scale that is a power of two from 2^-100 to 2^100: exact. */
+static inline float shifted_real(int32_t value, float scale)
+{
+    uint32_t size = (value < 0 ? 0u - (uint32_t)value : (uint32_t)value) << 8;
+    uint32_t power = (as_bits(scale) >> 23) + 14u;
+    if (size == 0u) {
+        return 0.0f;
+    }
+    for (; size < 0x800000u; size *= 2u) {
+        --power;
+    }
+    return as_float(((uint32_t)value & 0x80000000u) | ((power << 23) + size));
+}
+
 //@ absolute: as_float as_bits
 /* The value without its sign. */
 static inline float absolute(float value)

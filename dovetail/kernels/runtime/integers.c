@@ -391,12 +391,23 @@ static inline int32_t requantize_single(int32_t value, uint32_t multiplier, int3
     return halved((int32_t)(product >> 32) >> shift, zero_point);
 }
 
-//@ requantize_single_any
+//@ requantize_single_any: halved
 /* value * multiplier * 2^(shift - 31), rounded once (halves up). */
 static inline int32_t requantize_single_any(int32_t value, int32_t multiplier, int32_t shift)
 {
+    const int64_t product = (int64_t)value * multiplier;
     const int32_t right = 31 - shift;
-    return (int32_t)(((int64_t)value * multiplier + ((int64_t)1 << (right - 1))) >> right);
+#if UINTPTR_MAX > 0xFFFFFFFFu
+    return (int32_t)((product + ((int64_t)1 << (right - 1))) >> right);
+#else
+    const int32_t high = (int32_t)(product >> 32);
+    const uint32_t low = (uint32_t)product;
+    if (right > 32) {
+        return halved(high >> (right - 33), 0);
+    }
+    const uint32_t whole = right < 32 ? (uint32_t)high << (32 - right) | low >> right : (uint32_t)high;
+    return (int32_t)(whole + (low >> (right - 1) & 1u));
+#endif
 }
 
 //@ requantize_down
@@ -513,6 +524,15 @@ static inline int64_t modulo_of_integers(int64_t left, int64_t right)
 {
     const int64_t rest = right == 0 || right == -1 ? 0 : left % right;
     return rest != 0 && (rest < 0) != (right < 0) ? rest + right : rest;
+}
+
+//@ word_at
+/* Four bytes at a multiple of four. */
+static inline uint32_t word_at(const uint8_t *from)
+{
+    uint32_t word;
+    __builtin_memcpy(&word, __builtin_assume_aligned(from, 4), 4);
+    return word;
 }
 
 //@ gathered

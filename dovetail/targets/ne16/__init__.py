@@ -27,6 +27,7 @@ from dovetail.targets.ne16.forms import (
     L1,
     WINDOWS,
     additions_pay,
+    attention_pays,
     bands,
     has_undilated,
     is_bytes,
@@ -265,6 +266,7 @@ def _strided_within(sizes: Mapping[str, int]) -> Callable[[Graph], Graph]:
 
 
 SHARED = (
+    dt.Rewrite("attention", legalize.attention_of_bits(CHANNELS_IN, attention_pays), lsb=0),
     dt.Rewrite("unsigned", legalize.unsigned_activations, lsb=0),
     dt.Rewrite("rows as pixels", legalize.dense_as_convolution(is_bytes), lsb=0),
     dt.Rewrite("products", legalize.products_of_bits(products_pay, CHANNELS_IN), lsb=0),

@@ -248,3 +248,9 @@ def windows_together(types: Mapping[str, TensorType], node: Node) -> int:
     most = _MOST_TOGETHER if operator.stride == (1, 1) else 1
     counts = [count for count in range(most + 1) if count == 0 or width % count == 0]
     return min(counts if depthwise else [count for count in counts if count != 1], key=cycles)
+
+
+def attention_pays(macs: int) -> bool:
+    """Whether the engine computes attention of so many multiply-accumulates. The core makes one in 3 cycles; the engine
+    takes three launches, for which the core makes ready and whose sums it ends, some 6,000 cycles."""
+    return macs > 4096
