@@ -316,18 +316,22 @@ def _gather(scope: KernelScope, operator: Gather) -> KernelWriter:
     kind, indices = (scope.graph.types[value] for value in scope.node.inputs)
     middle = axis + len(indices.shape)
 
+    by_rows = middle < len(scope.output_shape) and kind.shape[axis] > 1
+
+    def taken(places: Places) -> Lines:
+        table = scope.operand(1, "indices")
+        index = f"{table}[{place_in(indices.shape, places[axis:middle])}]"
+        return [f"const int32_t taken = gathered({index}, {kind.shape[axis]});"]
+
     def element(places: Places) -> Computed:
         x = scope.operand(0, "input")
         if kind.shape[axis] == 1:
             only = place_in(kind.shape, (*places[:axis], "0", *places[middle:]))
             return [], expression_of(f"{x}[{only}]", kind.dtype)
-        table = scope.operand(1, "indices")
-        index = f"{table}[{place_in(indices.shape, places[axis:middle])}]"
-        lines = [f"const int32_t taken = gathered({index}, {kind.shape[axis]});"]
         source = place_in(kind.shape, (*places[:axis], "taken", *places[middle:]))
-        return lines, expression_of(f"{x}[{source}]", kind.dtype)
+        return [] if by_rows else taken(places), expression_of(f"{x}[{source}]", kind.dtype)
 
-    return write_elements(scope, element)
+    return write_elements(scope, element, row=taken if by_rows else None)
 
 
 @kernel(Resample)

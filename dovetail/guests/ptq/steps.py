@@ -328,17 +328,17 @@ def _evened(
 ) -> dict[str, float]:
     """Scales by value, the greatest for values that share their steps and for the operands of a sum, whose result has
     no finer ones. With limits the result has the same, and a sum that would leave one is left out."""
-    scale, before = dict(scale), dict[str, float]()
-    while before != scale:
-        before = dict(scale)
+    evened, before = dict(scale), dict[str, float]()
+    while before != evened:
+        before = dict(evened)
         for name, owner in joined.items():
-            scale[name] = scale[owner] = max(scale[name], scale[owner])
+            evened[name] = evened[owner] = max(evened[name], evened[owner])
         for operands, result in sums:
-            greatest = max(scale[name] for name in (operands if most is None else (*operands, result)))
+            greatest = max(evened[name] for name in (operands if most is None else (*operands, result)))
             if most is None or all(greatest <= most[name] for name in (*operands, result)):
-                scale.update(dict.fromkeys(operands, greatest))
-                scale[result] = max(scale[result], greatest)
-    return scale
+                evened.update(dict.fromkeys(operands, greatest))
+                evened[result] = max(evened[result], greatest)
+    return evened
 
 
 def _coarser(steps: TensorQuantisation, scale: float) -> TensorQuantisation:
