@@ -1,8 +1,7 @@
 """Sentences of pages, `--help` and messages that are hard to read, found by their form.
 
-    python scripts/english.py             # a table: hard sentences of each page
-    python scripts/english.py --where     # also each sentence, with the form that was found
-    python scripts/english.py --hold      # ends with 1 where a page has more of them than it may
+    python scripts/english.py             # counts for each page, then each sentence with the form that was found
+    python scripts/english.py --hold      # ends with 1 if there is one
 
 Each form has a plain one: "What stands there is copied" is "The contents are copied"; "the layer it is the bias of" is
 "its layer"; ", for it is late" is "because it is late". Code, headings and what commands print are not read.
@@ -44,35 +43,10 @@ FORMS = {
     r"|flatters?|looks in one|(?:is|are|was) told)\b",
 }
 """Form -> how it is found. They are those of sentences that readers stumbled over; none is found without errors."""
-PLAIN = (
-    "README.md",
-    "docs/index.md",
-    "docs/tour.md",
-    "docs/mcu.md",
-    "docs/port.md",
-    "docs/port_stream.md",
-    "docs/port_loops.md",
-    "docs/port_in_place.md",
-    "docs/port_instruction.md",
-    "docs/port_library.md",
-    "docs/language.md",
-    "docs/board.md",
-    "docs/agent.md",
-    "docs/security.md",
-    "docs/own_operators.md",
-    "docs/quantisation.md",
-    "docs/report.md",
-    "docs/tuning.md",
-)
-"""What people read first: there is no such sentence."""
 LONGEST = 30
-"""Words of a sentence on these pages."""
-LONG = 40
-"""Words of a sentence on all other pages but those of lists."""
+"""Words of a sentence."""
 LISTS = ("docs/support.md", "docs/reference/options.md")
-"""Pages that scripts write from lists of names."""
-MOST = 0
-"""Sentences with such a form on all other pages together."""
+"""Pages that scripts write from lists of names, whose sentences may be longer."""
 
 
 def sentences(page: Path) -> Iterator[tuple[int, str]]:
@@ -148,41 +122,30 @@ def words_of(node: ast.expr) -> str:
 
 
 def pages() -> list[Path]:
-    """All pages, those that people read first before the others; pages of docstrings have a test of their own."""
-    first = [ROOT / name for name in PLAIN]
-    others = [ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-    others += sorted((ROOT / "docs" / "reference").glob("*.md"))
-    return first + [page for page in others if page not in first and page.name != "modules.md"]
+    """All pages but those of docstrings, which have a test of their own."""
+    first = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
+    others = [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "reference").glob("*.md"))]
+    return first + [page for page in others if page.name != "modules.md"]
 
 
-def longest(page: Path) -> int | None:
-    """Words that a sentence of a page may have; None on pages of lists."""
-    name = str(page.relative_to(ROOT))
-    return LONGEST if name in PLAIN else None if name in LISTS else LONG
+def hard_of(page: Path) -> list[str]:
+    """The hard sentences of a page, long ones too unless it is a list."""
+    return list(hard(page, None if str(page.relative_to(ROOT)) in LISTS else LONGEST))
 
 
 def excess() -> list[str]:
-    """What is too much: hard sentences of pages that are read first, of `--help` and of messages; the sum on others."""
-    first = [ROOT / name for name in PLAIN]
-    over = [each for page in first for each in hard(page, LONGEST)]
-    over += [each for path in sorted((ROOT / "dovetail").rglob("*.py")) for each in said(path)]
-    count = sum(len(list(hard(page, longest(page)))) for page in pages() if page not in first)
-    if count > MOST:
-        over.append(f"{count} hard sentences on the other pages, at most {MOST}: --where shows them")
-    return over
+    """The hard sentences of all pages, of `--help` and of messages."""
+    modules = sorted((ROOT / "dovetail").rglob("*.py"))
+    return [each for page in pages() for each in hard_of(page)] + [each for path in modules for each in said(path)]
 
 
 def main() -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hold", action="store_true", help="end with 1 where there are too many")
-    parser.add_argument("--where", action="store_true", help="print each sentence")
+    parser.add_argument("--hold", action="store_true", help="end with 1 if there is one")
     options = parser.parse_args()
     for page in pages():
-        found, of = list(hard(page, longest(page))), list(sentences(page))
-        print(f"{page.relative_to(ROOT)!s:32} {len(found):4} of {len(of):5} sentences")
-        if options.where:
-            print("\n".join(found))
+        print(f"{page.relative_to(ROOT)!s:32} {len(hard_of(page)):4} of {len(list(sentences(page))):5} sentences")
     over = excess()
     print("\n".join(over))
     return int(options.hold and bool(over))
