@@ -110,13 +110,14 @@ def _check_widths(widths: Collection[int], taken: Sequence[int], noun: str, wher
 def _check_narrowed(graph: Graph, steps: Mapping[str, TensorQuantisation], settings: Settings) -> None:
     """Raise DovetailError where an activation has another width than the user gave it, or than all, for an input."""
     groups = {name: group for group in shared_widths(graph).values() for name in group}
-    asked = {name: settings.activation_bits for name in graph.inputs if name in groups and settings.integer_ends}
+    ends = [name for name in graph.inputs if name in groups and settings.integer_ends and settings.activation_bits < 8]
+    asked = dict.fromkeys(ends, settings.activation_bits)  # of 8 bits, one that is part of a sum may keep 16
     for name, bits in {**asked, **settings.activation_widths}.items():
         built, others = steps[name].dtype.bits, [one for one in groups.get(name, ()) if one != name]
         if built == bits or settings.mixed_activations:
             continue
         why, hint = "it is a sum that keeps 16 bits", "leave it out of --activation-width"
-        if name in graph.inputs and settings.integer_ends:
+        if name in graph.inputs and settings.integer_ends and built < 16:
             why, hint = f"ONNX has no inputs of {bits} bits", f"give --activation-width '{name}=int4'"
         elif others:
             why, hint = f"it shares its steps with {', '.join(others)}", f"name these int{bits}, too"
