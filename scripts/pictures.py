@@ -212,10 +212,10 @@ def photograph(picture: Path) -> None:
 
     with tempfile.TemporaryDirectory() as folder, chromium() as browser:
         _, page = reported(Path(folder))
-        browser.call("Emulation.setDeviceMetricsOverride", width=1000, height=900, deviceScaleFactor=1, mobile=False)
+        browser.call("Emulation.setDeviceMetricsOverride", width=1000, height=640, deviceScaleFactor=1, mobile=False)
         browser.open(page)
         browser.screenshot(picture)
-    Image.open(picture).convert("RGB").quantize(48).save(picture, optimize=True)
+    Image.open(picture).convert("RGB").quantize(128).save(picture, optimize=True)
 
 
 def main() -> int:

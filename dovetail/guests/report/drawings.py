@@ -45,9 +45,9 @@ def memory_section(sheet: Sheet) -> str:
     timed = bool(sheet.at("steps", "begins")) and sheet.at("steps", "begins", 0, "cycle") is not None
     toggle = '<p class="controls"><button id="memory-time" aria-pressed="false">in cycles</button></p>' if timed else ""
     intro = (
-        "Addresses upwards, the program from left to right, as the core starts it; the strip below says who works. A "
-        "buffer is pale from when its last use is started until the core has waited for it. Constants and code are not "
-        "shown."
+        "Addresses upwards, steps of the program from left to right; the strip below shows the working unit. A buffer "
+        "is pale from the start of its last use until the core has waited for that use. Constants in the memory of the "
+        "code are not shown."
     )
     pictures = "".join(_memory_figure(sheet, name) for name in names)
     return section("memory", "Memory over time", intro, explained, toggle, pictures)
@@ -220,8 +220,8 @@ def roofline_section(sheet: Sheet) -> str:
         parts.append(element("circle", **dot, class_=f"point {colours[point['device']]}", data_point=str(number)))
     svg = ROOFLINE.svg(*parts, class_="roofline", label="MACs per cycle against MACs per byte")
     intro = (
-        "A dot per layer with MACs, the larger the longer it takes. Bytes are those copied to and from the engine's "
-        "memory where there is a DMA, else operands, constants and result once."
+        "A dot per layer with MACs; its size stands for the time. Bytes: with a DMA, copies to and from the engine's "
+        "memory; otherwise operands, constants and result, each once."
     )
     explained = []
     for roof in sheet.parts("roofline", "roofs"):

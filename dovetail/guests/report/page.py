@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dovetail.guests.report.bounds import KINDS
@@ -32,11 +32,11 @@ SPENT = {
 
 LAYER_FIGURES = (
     ("cycles", "cycles until the core goes on to the next layer"),
-    ("waiting", "of these the core waits"),
+    ("waiting", "of these, waits of the core"),
     ("engine_cycles", "cycles its engine is busy"),
-    ("modelled_cycles", "cycles its cost model says"),
-    ("least", "cycles of the whole by its cost model, at best"),
-    ("bound", "cycles that model and hardware ask for"),
+    ("modelled_cycles", "cycles by its cost model"),
+    ("least", "cycles of the whole layer by its cost model"),
+    ("bound", "fewest cycles on this hardware"),
     ("dma_cycles", "cycles the DMA is busy"),
     ("macs", "MACs"),
     ("launches", "starts of an engine"),
@@ -46,8 +46,8 @@ LAYER_FIGURES = (
     ("written", "bytes of the result"),
 )
 BOUNDS = (
-    ("its layers, each at its engine's own least", "least"),
-    ("model and hardware, whatever the schedule", "bound"),
+    ("least: all layers by the engines' own cost models", "least"),
+    ("bound: any schedule on this hardware", "bound"),
 )
 """The two bounds of a network."""
 TOUCHED = {"r-value": "read", "r-state": "constants", "r-output": "written"}
@@ -76,7 +76,27 @@ def overview(sheet: Sheet) -> str:
         peak = f" <small>{device.rate('peak')} MAC/cycle</small>" if device.at("peak") else ""
         devices.append(f"{swatch(colours[device.at('name')])}{device.text('name')}{peak}")
     intro = element("p", simulator, class_="intro")
-    return element("header", title, intro, legend(*devices), _tiles(sheet), _spent(sheet))
+    said = element("p", " ".join(_in_words(sheet)), id="in-words")
+    return element("header", title, intro, said, legend(*devices), _tiles(sheet), _spent(sheet))
+
+
+def _in_words(sheet: Sheet) -> Iterator[str]:
+    """The result in a few sentences: time, the share of engines, the longest layer, and the next step."""
+    summary = sheet.part("summary")
+    total = sheet.at("cycles", "total")
+    yield f"One inference takes {sheet.count('cycles', 'total')} cycles." if total else "The run has no clock."
+    share = f"{summary.percent('offloaded_share')} of the multiply-accumulates"
+    if any(device["kind"] == "engine" for device in sheet.at("devices")):
+        alone = f"; {summary.percent('spent_share', 'core')} of the time only cores work" if total else ""
+        yield f"Engines compute {share}{alone}."
+    timed = [group.at("time") or 0 for group in sheet.parts("groups")]
+    if any(timed):
+        number = timed.index(max(timed))
+        group = sheet.part("groups", number)
+        name = f'<a href="#group-{number}">{group.text("name")}</a>'
+        yield f"The longest layer is {name} with {group.count('time')} cycles."
+    if sheet.at("not_offloaded"):
+        yield 'Next: see <a href="#rest">why layers stay on the core</a>, or try <code>dovetail tune</code>.'
 
 
 def _tiles(sheet: Sheet) -> str:
@@ -125,7 +145,7 @@ def layers_section(sheet: Sheet) -> str:
     groups = sheet.at("groups")
     longest = max((max(group["time"] or 0, group["bound"] or 0) for group in groups), default=0) or 1
     colours = device_colours(sheet)
-    headings = ("layer", "time and bound", "time", "waits", "its least", "bound", "of time", "what is between them")
+    headings = ("layer", "time and bound", "time", "waits", "least", "bound", "of time", "reason for the difference")
     sides = ("word", "word", *("number",) * 5, "word")
     spans = (element("span", text, class_=side) for text, side in zip(headings, sides, strict=True))
     heading = element("div", *spans, class_="layer head")
@@ -136,10 +156,9 @@ def layers_section(sheet: Sheet) -> str:
         '<button id="open-all" aria-pressed="false">details</button></p>'
     )
     intro = (
-        "The time of a layer is what its engine is busy for it, and what is spent on it while no engine works; what "
-        "the core waits, as a rule for another layer, is not its own. Its bound is what the model asks of hardware: "
-        "products at the most an engine makes of their kind, weights and the network's ends on their way. Its least is "
-        "what its engine takes for the whole layer by its own cost model. Parts of a layer are one row."
+        "A row is a layer of the model; open it to see its parts. Time: cycles its engine is busy, and cycles of the "
+        "core and the DMA while no engine works. Waits of the core are not counted. Bound: the fewest cycles that any "
+        "schedule needs on this hardware. Least: cycles of the whole layer by the engine's own cost model."
     )
     whole = _whole(sheet) if sheet.at("bound") else ""
     whole += "".join(element("p", note.text("text"), class_="intro") for note in sheet.parts("notes"))
@@ -217,9 +236,9 @@ def claims_section(sheet: Sheet) -> str:
         (*claim.figures(shown), element("b", word) if word else "") for claim, word in zip(claims, words, strict=True)
     ]
     intro = (
-        "Cycles by the cost models that the planner went by, beside those that were taken; the core's estimate for "
-        "layers on an engine. A claim is off where it differs much from what its layer and the network take; slower "
-        "is who took that much longer than the core would."
+        "Cycles that the target file declares, beside the cycles of the run, and the core's estimate for the same "
+        'layer. "off": the declared cycles differ too much from the run. '
+        '"slower": the engine took longer than the core would.'
     )
     listing = table(("layer", "unit", "declared", "taken", "on the core", ""), rows, (2, 3, 4))
     return section("claims", "Declared and taken", intro, listing) if rows else ""
@@ -238,7 +257,7 @@ def timeline_section(sheet: Sheet) -> str:
         title = f"{swatch(colours[name])}{device.text('name')}"
         busy = element("small", f"busy {device.percent('share')}")
         marks = {"data_device": name, "data_colour": colours[name], "tabindex": "0"}
-        canvas = element("canvas", **marks, aria_label="bars of what works when")
+        canvas = element("canvas", **marks, aria_label="bars of its work over time")
         lines.append(element("div", element("span", title, busy, class_="lane"), canvas, class_="line"))
     axis = element("div", element("span", class_="lane"), element("canvas", id="time-axis"), class_="line")
     buttons = (
@@ -281,8 +300,8 @@ def bytes_section(sheet: Sheet) -> str:
     kinds = {"moved": "copied", "r-value": "operands", "r-state": "constants", "r-output": "result"}
     explained = legend(*(f"{swatch(name)}{text}" for name, text in kinds.items()))
     intro = (
-        "Upper bar: bytes copies write for the layer, padding included. Lower bar: operands, constants and result, "
-        "each once, whoever reads them."
+        "Upper bar: bytes that copies write for the layer, padding included. Lower bar: bytes of operands, constants "
+        "and result, each counted once."
     )
     moved = table(("from → to", "bytes copied"), paths, (1,)) if paths else element("p", "No copies are made.")
     listing = table(("layer", "", *kinds.values()), rows, (2, 3, 4, 5))
@@ -302,7 +321,7 @@ def weights_section(sheet: Sheet) -> str:
     numbers, size = sheet.part("parameters").figures("count:elements count:bytes")
     others = element("p", f"Other constants (biases, scales, tables): {numbers} numbers, {size} bytes.")
     listing = table(("weights", "bits", "number", "of all", "bytes when packed"), rows, (1, 2, 3, 4))
-    intro = "What the integer graph holds, weights that rewrites add included."
+    intro = "Weights of the integer graph, including weights that rewrites add."
     return section("weights", "Weights by width", intro, element("div", whole, class_="stack"), listing, others)
 
 
@@ -318,8 +337,8 @@ def rest_section(sheet: Sheet) -> str:
         figures = group.figures("count:cycles percent:share_of_cycles count:macs percent:share_of_macs")
         rows.append([group.text("reason"), ", ".join(links), *figures])
     headings = ("why", "layers", "cycles", "of all", "MACs", "of all")
-    intro = "What no engine computes, and the sentence of the pattern or constraint that came nearest."
-    return section("rest", "What was not offloaded, and why", intro, table(headings, rows, (2, 3, 4, 5)))
+    intro = "Layers that no engine computes, with the pattern or limit that came nearest."
+    return section("rest", "Not on an engine, and why", intro, table(headings, rows, (2, 3, 4, 5)))
 
 
 SECTIONS = {
