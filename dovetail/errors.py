@@ -53,7 +53,7 @@ class PlanError(DovetailError):
 
 
 class TileError(PlanError):
-    """A region whose smallest tile an engine does not compute, or has no room for."""
+    """A region whose smallest tile an engine does not compute, or that does not fit its memory."""
 
     layer = engine = ""
     """Their names."""
