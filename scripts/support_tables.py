@@ -109,54 +109,30 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in sorted(names))
 
 
-def core_lines() -> list[str]:
-    """What the core computes, and what the frontends read."""
-    versions = sorted(tflite.IMPORTERS.items())
+def operators() -> Rows:
+    """The table of operators: kernels of the core, and what the frontends read."""
+    pointwise = {*RULES, *(kind for kind in Pointwise.__subclasses__() if "c_template" in vars(kind))}
+    versions = ", ".join(f"`{name}` {importer.version}" for name, importer in sorted(tflite.IMPORTERS.items()))
+    custom = [kind.custom_code for kind in installed_operators() if kind.custom_code]
     standard = [name for domain, name in onnx.IMPORTERS if domain == ""]
     standard += [kind.op_type for kind in installed_operators() if kind.op_type and not kind.domain]
-    others = sorted({domain for domain, _ in onnx.IMPORTERS} - {""})
-    lines = [
-        "## Core kernels",
-        "",
-        "One kernel computes one of these, with any pointwise operators after it:",
-        "",
-        listed(kind.__name__ for kind in FAMILIES),
-        "",
-        "Pointwise operators, alone or after one of the above:",
-        "",
-        listed(kind.__name__ for kind in {*RULES, *(k for k in Pointwise.__subclasses__() if "c_template" in vars(k))}),
-        "",
-        "## TFLite operators",
-        "",
-        "Each with its newest version:",
-        "",
-        ", ".join(f"`{name}` {importer.version}" for name, importer in versions),
-    ]
-    lines += ["", "`CUSTOM` operators ([and your own](own_operators.md)):", ""]
-    lines += [listed(kind.custom_code for kind in installed_operators() if kind.custom_code)]
-    lines += ["", "## ONNX operators", "", f"Standard domain: {listed(standard)}", ""]
-    for domain in others:
-        lines += [f"Domain `{domain}`: {listed(name for d, name in onnx.IMPORTERS if d == domain)}", ""]
-    return lines
-
-
-def keras_lines() -> list[str]:
-    """What the Keras frontend reads."""
     layers = {*keras.LAYERS, "InputLayer", "Sequential", "Functional", "TimeDistributed"} - {"TFOpLambda"}
-    return [
-        "## Keras layers",
-        "",
-        "From `.keras` (Keras 3) and `.h5` (Keras 2 and 3):",
-        "",
-        listed(layers),
-        "",
-        f"Activations: {listed(operations.ACTIVATIONS)}",
-        "",
-        f"Operations of `keras.ops`: {listed(operations.OPERATIONS)}",
-        "",
-        f"TensorFlow's functions in models of Keras 2: {listed(operations.TENSORFLOW)}",
-        "",
+    rows = [
+        ["kernels of the core, each with any pointwise operators after it", listed(k.__name__ for k in FAMILIES)],
+        ["pointwise operators, alone or after a kernel", listed(kind.__name__ for kind in pointwise)],
+        ["TFLite, each with its newest version", versions],
+        ["TFLite, `CUSTOM`", listed(custom)],
+        ["ONNX", listed(standard)],
     ]
+    for domain in sorted({domain for domain, _ in onnx.IMPORTERS} - {""}):
+        rows.append([f"ONNX, domain `{domain}`", listed(name for d, name in onnx.IMPORTERS if d == domain)])
+    rows += [
+        ["Keras layers (`.keras`, and `.h5` of Keras 2 and 3)", listed(layers)],
+        ["Keras activations", listed(operations.ACTIVATIONS)],
+        ["`keras.ops`", listed(operations.OPERATIONS)],
+        ["TensorFlow's functions in models of Keras 2", listed(operations.TENSORFLOW)],
+    ]
+    return [["form", "operators"], *rows]
 
 
 def parts() -> Rows:
@@ -205,8 +181,12 @@ def included(name: str) -> list[str]:
     return [f"[figures/{name}.csv](figures/{name}.csv)", "", f"```{{figures}} {name}", "```", ""]
 
 
-TABLES = {"patterns": patterns, "parts": parts, "exporters": exporters}
+TABLES = {"operators": operators, "patterns": patterns, "parts": parts, "exporters": exporters}
 """Tables of docs/figures that the page includes."""
+OPERATORS_TEXT = (
+    "Every operator that is read runs in a quantised network, or in a float network with `--float`. "
+    "[You can add others](own_operators.md)."
+)
 ENGINES_TEXT = (
     "An engine takes a layer that matches one of its patterns, the first preferred. Beside each are the numbers "
     "of their limits."
@@ -230,14 +210,13 @@ def page() -> str:
         "",
         "Example: `dovetail explain MODEL --target ne16` names the engine of each layer, or the limits that it fails.",
         "",
-        "Every operator below runs in a quantised network, or in a float network with `--float`.",
-        "",
     ]
+    lines += ["## Operators", "", OPERATORS_TEXT, "", *included("operators")]
     lines += target_lines([load_target(name) for name in BUILT_IN])
     lines += ["### Patterns", "", "`*` marks an operand known at compile time, `[...]` an optional operator.", ""]
     lines += included("patterns")
     lines += ["## Microcontrollers", "", PARTS_TEXT, "", *included("parts")]
-    lines += [*core_lines(), *keras_lines(), "## Exporters", "", EXPORTERS_TEXT, "", *included("exporters")]
+    lines += ["## Exporters", "", EXPORTERS_TEXT, "", *included("exporters")]
     return "\n".join(lines).rstrip() + "\n"
 
 
