@@ -1,10 +1,12 @@
 """Compiles the C of random builds under many flags, by gcc and clang: no warning is left, and analysers find nothing.
 
-    python scripts/c_flags.py [--builds 100] [--first 0] [--analyse]
+    python scripts/c_flags.py [--builds 100] [--first 0] [--analyse] [--sanitise]
 
 The builds are those of scripts/fuzz.py, by number. Each source for this computer is compiled with every level of
-optimisation, for 64 and 32 bits, with `WARNINGS`; with `--analyse` also by gcc's -fanalyzer. Prints each warning once,
-with a build that has it; ends with 1 where there is one that `EXCEPTIONS` does not list.
+optimisation, for 64 and 32 bits, with `WARNINGS`; with `--analyse` also by gcc's -fanalyzer, and by cppcheck where it
+is installed. With `--sanitise`, an inference of random bytes runs with the sanitisers of addresses and of undefined
+behaviour. Prints each warning once, with a build that has it; ends with 1 where there is one that `EXCEPTIONS` does not
+list.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -41,6 +44,9 @@ ANALYSIS = (("gcc", "-O1", "-fanalyzer"),)
 EXCEPTIONS = {
     "unused function 'multiply_upper'": "clang; only Arm's DSP branch of its caller calls it",
     "unused function 'halved'": "clang; on RV64 the helper that calls it does not",
+    "[shiftTooManyBitsSigned]": "cppcheck; a shift by 31 keeps the sign with every compiler for these cores",
+    "[invalidLifetime]": "cppcheck; it thinks that OpenCL keeps the pointer that errors are given by",
+    "OpenCL library cannot be loaded": "no inference runs where there is no device",
 }
 """Part of a warning -> why it stays."""
 
@@ -76,8 +82,63 @@ def said_of(way: tuple[str, ...], source: Path, folders: Sequence[str]) -> Itera
             yield f"{way[0].rpartition('/')[2]} {way[-1]}: {line.rpartition('/')[2]}"
 
 
-def found_in(first: int, count: int, ways: Sequence[tuple[str, ...]]) -> tuple[int, dict[str, str]]:
-    """How many builds were compiled, and each kind of warning with an example."""
+CPPCHECK = ("cppcheck", "--quiet", "--std=c99", "--enable=warning,portability", "--inline-suppr", "-DDOVETAIL_HOST")
+
+
+def analysed(build: Path) -> Iterator[str]:
+    """What cppcheck says of a build."""
+    sources = [build / name for name in read_manifest(build).sources.host if name.endswith(".c")]
+    folders = [f"-I{build / name}" for name in ("src", "driver", "runtime") if (build / name).is_dir()]
+    command = [*CPPCHECK, "--template=warning: {message} [{id}] {file}:{line}", *folders, *sources]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    yield from (f"cppcheck all: {line}" for line in ended.stderr.splitlines() if line.startswith("warning:"))
+
+
+SANITISED = (
+    "gcc",
+    "-std=c99",
+    "-O1",
+    "-g",
+    "-DDOVETAIL_HOST",
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=all",
+)
+
+
+def sanitised(build: Path) -> Iterator[str]:
+    """What the sanitisers say of two inferences of random bytes; floats are between -2 and 2."""
+    manifest = read_manifest(build)
+    lines = [f'#include "{manifest.model_prefix}.h"', "#include <stdlib.h>", "#include <string.h>"]
+    lines += [f"extern uint8_t {name}[];" for name in sorted({port.symbol for port in manifest.inputs})]
+    lines += ["int main(void) { for (int turn = 0; turn < 2; ++turn) {"]
+    for port in manifest.inputs:
+        value, count = "(uint8_t)rand()", port.bytes
+        if port.dtype == "float32":
+            value, count = (
+                "0; const float x = (float)(rand() % 401 - 200) / 100.0f; memcpy(to + 4 * i, &x, 4)",
+                port.bytes // 4,
+            )
+        place = "to[4 * i]" if port.dtype == "float32" else "to[i]"
+        lines += [f"uint8_t *to = {port.place}; for (int i = 0; i < {count}; ++i) {{ {place} = {value}; }}"]
+        lines[-1] = f"{{ {lines[-1]} }}"
+    lines += [f"{manifest.entry}(); }} return 0; }}"]
+    (build / "sanitised.c").write_text("\n".join(lines) + "\n")
+    folders = [f"-I{name}" for name in ("src", "driver", "runtime") if (build / name).is_dir()]
+    command = [*SANITISED, *folders, *manifest.sources.host, "sanitised.c", "-o", "sanitised", "-lm", "-lpthread"]
+    made = subprocess.run(command, cwd=build, capture_output=True, text=True, check=False)
+    if made.returncode:
+        yield f"sanitiser build: error: {made.stderr.strip().splitlines()[-1]}"
+        return
+    ended = subprocess.run(["./sanitised"], cwd=build, capture_output=True, text=True, check=False, timeout=300)
+    if ended.returncode:
+        said = re.search("runtime error: .*|ERROR: AddressSanitizer: [a-z-]*", ended.stderr)
+        yield f"sanitiser run: {said[0] if said else ended.stderr[-200:]}"
+
+
+def found_in(
+    first: int, count: int, ways: Sequence[tuple[str, ...]], more: Sequence[Callable[[Path], Iterator[str]]] = ()
+) -> tuple[int, dict[str, str]]:
+    """How many builds were compiled, and each kind of warning with an example; `more` are other looks at a build."""
     kinds: dict[str, str] = {}
     made, number = 0, first
     while made < count:
@@ -86,7 +147,7 @@ def found_in(first: int, count: int, ways: Sequence[tuple[str, ...]]) -> tuple[i
             build = built(one, Path(scratch)) if one.kind == "run" else None
             if build is not None:
                 made += 1
-                for text in warnings_of(build, ways):
+                for text in chain(warnings_of(build, ways), *(one(build) for one in more)):
                     if not any(part in text for part in EXCEPTIONS):
                         kind = re.sub("[0-9]+|'[^']*'", "_", text.partition(": ")[2])
                         kinds.setdefault(kind, f"build {number} ({one.family} on {one.target}), {text}")
@@ -98,10 +159,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--builds", type=int, default=100)
     parser.add_argument("--first", type=int, default=0, help="number of the first trial")
-    parser.add_argument("--analyse", action="store_true", help="by gcc's analyser, too")
+    parser.add_argument("--analyse", action="store_true", help="by gcc's analyser and cppcheck, too")
+    parser.add_argument("--sanitise", action="store_true", help="run an inference under sanitisers, too")
+    parser.add_argument("--fewer", action="store_true", help="one level of each compiler")
     given = parser.parse_args()
-    ways = [way for way in (*WAYS, *(ANALYSIS if given.analyse else ())) if shutil.which(way[0])]
-    made, kinds = found_in(given.first, given.builds, ways)
+    ways = [
+        way
+        for way in (*(WAYS[3::5] if given.fewer else WAYS), *(ANALYSIS if given.analyse else ()))
+        if shutil.which(way[0])
+    ]
+    more = [analysed] if given.analyse and shutil.which(CPPCHECK[0]) else []
+    more += [sanitised] if given.sanitise else []
+    made, kinds = found_in(given.first, given.builds, ways, more)
     print(*kinds.values(), f"{made} builds, {len(ways)} ways: {len(kinds)} kinds of warnings", sep="\n")
     sys.exit(bool(kinds))
 

@@ -116,6 +116,7 @@ def trial(number: int, seed: int) -> Trial:
     source = random.Random(f"{seed} {number}")
     maker = source.choice(list(FAMILIES))
     family, target = source.choice(FAMILIES[maker]), load_target(source.choice(list(BUILT_IN)))
+    memories = sorted({target.values, *(engine.memory for engine in target.engines)})  # little room makes tiles
     drawn: dict[str, tuple[float, Callable[[], Any]]] = {
         "policy": (0.7, lambda: source.choice(target.policies).name),
         "optimize": (0.4, lambda: "size"),
@@ -131,7 +132,7 @@ def trial(number: int, seed: int) -> Trial:
         "pipeline": (0.04, lambda: True),
         "memory_budget": (0.08, lambda: source.choice((256, 512, 1024, 4096))),
         "pins": (0.15, lambda: {"*": source.choice(("core", *(engine.name for engine in target.engines)))}),
-        "settings": (0.1, lambda: {f"{target.values}.size": source.choice(("2K", "8K", "32K"))}),
+        "settings": (0.25, lambda: {f"{source.choice(memories)}.size": source.choice(("512", "2K", "8K", "32K"))}),
     }
     options = {name: make() for name, (chance, make) in drawn.items() if source.random() < chance}
     if target.engines:  # what is for plain cores alone
@@ -207,7 +208,7 @@ def _wrong(made: Compiled, case: Case, target: Target, place: Path, exact: bool)
     build = open_build(place, made.unit.target)
     ports, graph = build.manifest.inputs, read_graph(build)
     feeds = [{port.name: array for port, array in zip(ports, feed, strict=True)} for feed in case.feeds]
-    if any(feed[port.name].dtype.name != port.dtype for feed in feeds for port in ports):  # ends made integers
+    if not feeds or any(feed[port.name].dtype.name != port.dtype for feed in feeds for port in ports):  # integer ends
         feeds = [sample_inputs(graph, seed) for seed in range(2)]
     found = run_build(build, None, feeds).outputs
     if (wrong := difference(graph, feeds, found)) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -42,3 +43,12 @@ def test_a_fault_is_found_and_made_smaller(tmp_path: Path, monkeypatch: pytest.M
     kept = json.loads((place / "trial.json").read_text())
     assert kept["trial"]["options"] == {} and kept["trial"]["target"] == "riscv"
     assert (place / "net.tflite").stat().st_size and (place / "inputs.npz").is_file()
+
+
+def test_faults_to_plant_stand_in_the_sources_of_today() -> None:
+    """Each edit of scripts/seeded_faults.toml fits one place."""
+    scripts, package = Path(fuzz.__file__).parent, Path(fuzz.__file__).parents[1] / "dovetail"
+    faults = tomllib.loads((scripts / "seeded_faults.toml").read_text())
+    for name, fault in faults.items():
+        path, old, _ = fault["edit"]
+        assert (package / path).read_text().count(old) == 1, name
