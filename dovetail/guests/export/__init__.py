@@ -1,4 +1,4 @@
-"""`dovetail export`: a network as a library in the form another build system takes.
+"""`dovetail export`: a network as a library in the form another build system takes, or as a program for a board.
 
 | form | is |
 |---|---|
@@ -11,7 +11,7 @@
 | `cmsis-pack` | sources and the description a pack is made from |
 
 Each has an example program. `library.py` has what compiles and runs a network without its surroundings, perhaps beside
-an operating system, `write.py` the forms.
+an operating system, `write.py` the forms, `example.py` programs for boards.
 """
 
 from dovetail.names import names
