@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 
 import numpy as np
 
@@ -117,13 +119,17 @@ class _InFlightAccess:
     is_write: bool
 
 
+_index = attrgetter("index")
+
+
 @dataclass
 class _ProgramWalk:
     """The state of the machine after some statements, as far as rules ask for it."""
 
     program: Program
     target: Target
-    running: list[_InFlightAccess] = field(default_factory=list)
+    running: dict[tuple[str, Queue], list[_InFlightAccess]] = field(default_factory=dict)
+    """By memory and queue, in the order of statements."""
     known: dict[tuple[str, Queue], int] = field(default_factory=dict)
     """By an engine's list or a further core, and queue: the statement up to which that one has waited. For everybody
     else the queue may still be running."""
@@ -191,7 +197,8 @@ class _ProgramWalk:
                     del held[place]
         for view, is_write in touches(statement) if queue != CORE else ():
             if (span := self.span(view)) is not None:
-                self.running.append(access(self.memory(view).name, span, view, is_write))
+                one = access(self.memory(view).name, span, view, is_write)
+                self.running.setdefault((one.memory, queue), []).append(one)
         if isinstance(statement, LaunchStatement):
             self.held[queue] = [*beside, index] if statement.starts_with_next else []
 
@@ -200,7 +207,7 @@ class _ProgramWalk:
         for engine, waiting in self.held.items():
             if waiting:
                 raise ProgramError(f"ends while {engine} holds the launch {waiting[0]}, which none starts")
-        for left in self.running:
+        for left in sorted((one for own in self.running.values() for one in own), key=_index):
             raise ProgramError(f"ends while {left.queue} may still run statement {left.index}")
         for name, view in self.program.outputs.items():
             self._check_resident(view, f"output '{name}'")
@@ -251,7 +258,9 @@ class _ProgramWalk:
         def runs(one: _InFlightAccess) -> bool:
             return one.index > wait.statement or not (one.queue == wait.queue or (whole and one.stream == whole))
 
-        self.running = list(filter(runs, self.running))
+        for place, accesses in self.running.items():
+            if place[1] == wait.queue or whole:
+                self.running[place] = list(filter(runs, accesses))
 
     def _check_reach(self, statement: Statement) -> None:
         """The core, engine or DMA that carries a statement out reaches the memories it touches."""
@@ -393,10 +402,8 @@ class _ProgramWalk:
         queue works in order, and so do the elements of chained launches)."""
         if (span := self.span(view)) is None:
             return
-        for other in self.running:
-            if self.known.get((waiter, other.queue), -1) >= other.index:
-                continue
-            overlap = other.memory == self.buffer(view).memory and other.span[0] < span[1] and span[0] < other.span[1]
+        for other in self._unfinished(self.buffer(view).memory, waiter, queue, beside):
+            overlap = other.span[0] < span[1] and span[0] < other.span[1]
             in_order = other.queue == queue and other.index not in beside
             in_order = in_order or bool(chain and other.chain == chain and not is_write)
             if not overlap or in_order or not (is_write or other.is_write):
@@ -407,6 +414,13 @@ class _ProgramWalk:
                 missing = "they begin together" if other.index in beside else "a wait is missing"
                 where = f"may still be {doing} there (statement {other.index})"
                 raise ProgramError(f"{deed} {view.buffer} while {other.queue} {where}: {missing}")
+
+    def _unfinished(self, memory: str, waiter: str, queue: Queue, beside: Sequence[int]) -> Iterator[_InFlightAccess]:
+        """Accesses to a memory that a waiter does not know to be over, without those of a queue that works in order."""
+        for (where, other), accesses in self.running.items():
+            if where == memory and (other != queue or beside):
+                known = self.known.get((waiter, other), -1)
+                yield from accesses[bisect_right(accesses, known, key=_index) :]
 
     def _bytes(self, view: View) -> Array:
         """The address of every byte of the blocks of a view."""
