@@ -295,7 +295,7 @@ def test_any_text_is_a_document_or_an_error(form: TextForm, text: str) -> None:
     except TextFault:
         return
     for path in paths(value):
-        line_of(text, form, path)
+        assert 0 <= line_of(text, form, path) <= len(text.splitlines()) + 1
 
 
 FIELDS = st.sampled_from(["rules", "groups", "box", "what", "layer", "rows", "order", "x"])
