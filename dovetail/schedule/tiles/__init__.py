@@ -69,7 +69,8 @@ def _ranked(tiles: PartTiles, asked: TilesAsked, budget: int) -> Tiling:
         if best is not None:
             return tiles.deepened(best, budget)
     if not smallest:
-        raise PlanError(f"no tile of {part.name} at the engine's steps fits", where=", ".join(part.origins))
+        what, hint = f"no tile of {part.name} at the engine's steps fits", "a larger memory of the engine"
+        raise PlanError(what, where=", ".join(part.origins), hint=hint)
     exact = (tiles.evaluate(size, in_place, buffers) for _, size, buffers in sorted(larger))
     least = min((one for one in islice(exact, _SHOWN) if isinstance(one, Tiling)), key=_nbytes, default=None)
     raise _too_large(part, least, budget)
