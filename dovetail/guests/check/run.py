@@ -470,7 +470,7 @@ def _batch(target: Target, cases: Sequence[Case], simulator: str, seconds: float
             outcomes.append(Outcome(case, outputs[layer.root], layer.expected, "", "", *cycles))
         else:
             reason = next((region.reason for region in regions if region.reason), "")
-            if reason.startswith("no tile of "):
+            if reason.startswith(("no tile of ", "the smallest tile of ")):
                 outcomes.append(Outcome(case, skipped=reason))
             else:
                 outcomes.append(Outcome(case, error=f"every limit takes it, and no engine did: {reason}"))
