@@ -57,8 +57,7 @@ def _described(body: list[ast.stmt]) -> Iterator[Attribute]:
     for node, after in pairwise([*body, ast.Pass()]):
         target: ast.expr
         if isinstance(node, ast.AnnAssign):
-            target: ast.expr = node.target
-            annotation = ast.unparse(node.annotation)
+            target, annotation = node.target, ast.unparse(node.annotation)
         elif isinstance(node, ast.Assign) and len(node.targets) == 1:
             target, annotation = node.targets[0], ""
         else:
