@@ -2,10 +2,11 @@
 
     python scripts/fuzz.py build/fuzz --seconds 3600 [--jobs 2] [--seed 0] [--only 17]
 
-Trial N of a seed is always the same. Most draw a model of a family of the tests, a target, a policy and options; the
-firmware runs on the simulated chip, its outputs are compared with the integer graph, and where every rewrite is exact
-with the runtime of the model's format. The others spoil the model's file and compile it. A trial fails by a traceback,
-a message that asks to report it, C that does not compile or link, an output that differs, a process that dies, more
+Trial N of a seed is always the same. The first are the models of tests/edge_models.py; each must compile. Most others
+draw a model of a family of the tests, a target, a policy and options. The firmware runs on the simulated chip, its
+outputs are compared with the integer graph, and where every rewrite is exact with the runtime of the model's format.
+The others spoil the model's file and compile it. A trial fails by a traceback, a message that asks to report it, a
+program that the verifier refuses, C that does not compile or link, an output that differs, a process that dies, more
 seconds of computing than `SECONDS`, or more memory than `MEMORY`.
 
 `log.jsonl` in the folder has a line for each trial; the same command goes on where it was stopped. Failures of one kind
@@ -41,13 +42,14 @@ sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests"), str(REPOSITORY / "sc
 
 from mutated_models import spoilt  # noqa: E402
 
+import edge_models  # noqa: E402
 import random_qdq  # noqa: E402
 import test_properties_onnx  # noqa: E402
 import test_properties_tflite  # noqa: E402
 import test_random_tflite_more  # noqa: E402
 from dovetail.codegen.emit.project import write_project  # noqa: E402
 from dovetail.compile import Compiled, Options, compile_model, sample_inputs  # noqa: E402
-from dovetail.errors import BuildError, DovetailError  # noqa: E402
+from dovetail.errors import BuildError, DovetailError, ProgramError  # noqa: E402
 from dovetail.prove import difference, read_graph  # noqa: E402
 from dovetail.run import open_build, run_build  # noqa: E402
 from dovetail.target.description import Target  # noqa: E402
@@ -112,7 +114,9 @@ class Ended:
 
 
 def trial(number: int, seed: int) -> Trial:
-    """The trial of a number."""
+    """The trial of a number: those of the edges first, in every seed."""
+    if number < len(edge_models.TRIED):
+        return Trial(number, "run", "edges", *edge_models.TRIED[number])
     source = random.Random(f"{seed} {number}")
     maker = source.choice(list(FAMILIES))
     family, target = source.choice(FAMILIES[maker]), load_target(source.choice(list(BUILT_IN)))
@@ -149,12 +153,12 @@ def case_of(one: Trial) -> Case | None:
         return test_properties_onnx.FAMILIES[one.family][0](f"{one.family} {one.seed}")
     if one.maker == "more":
         return test_random_tflite_more.made(one.family, one.seed)
+    if one.maker == "edges":
+        return edge_models.made(one.family)
     try:
-        drawn = random_qdq.drawn(f"{one.family} {one.seed}")
+        return random_qdq.drawn(f"{one.family} {one.seed}").case
     except random_qdq.NotRun:
         return None
-    feeds = [list(feed.values()) for feed in drawn.feeds]
-    return Case(drawn.name, drawn.file, ".onnx", drawn.op_type, feeds, (), (), Options(allow_float=True))
 
 
 def options_of(one: Trial, case: Case) -> Options:
@@ -186,8 +190,8 @@ def _outcome(one: Trial, case: Case, path: Path, options: Options, exact: bool) 
         made = compile_model(path, target, options)
         write_project(made.project, place)
     except DovetailError as error:
-        asks = "report" in error.hint or "report this" in str(error) or isinstance(error, BuildError)
-        return ("asks to report" if asks else "refused"), str(error)
+        asks = "report" in error.hint or "report this" in str(error) or isinstance(error, BuildError | ProgramError)
+        return ("asks to report" if asks else "not taken" if one.maker == "edges" else "refused"), str(error)
     except Exception:
         return "traceback", traceback.format_exc(limit=-4)
     if one.kind == "spoil":

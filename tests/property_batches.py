@@ -75,8 +75,10 @@ class Case:
     wanted: Sequence[Sequence[Array]]
     """For each set the outputs, in the model's order."""
     doubtful: Sequence[Sequence[Array]] = ()
-    """For each set and output the elements (bool) that may be off by one, where the oracle is not exact."""
+    """For each set and output the elements (bool) that may be off, by one or `near`, where the oracle is not exact."""
     options: Options = field(default_factory=Options)
+    near: int = 1
+    """How far the doubtful ones may be off."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ def difference(case: Case, found: Sequence[Sequence[Array]]) -> str | None:
                 return f"{case.name}: output {place} is {kinds[0]}, expected {kinds[1]}\n    {case.text}"
             wrong = array != expected
             if case.doubtful:
-                near = np.abs(array.astype(np.int64) - expected) <= 1
+                near = np.abs(array.astype(np.int64) - expected) <= case.near
                 wrong &= ~(case.doubtful[at][place] & near)
             if wrong.any():
                 first = tuple(int(index) for index in np.argwhere(wrong)[0])

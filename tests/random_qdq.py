@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
+from dovetail.compile import Options
 from dovetail.ir.onnx_runtime import runtime_session
 from dovetail.ir.types import Array
-from property_batches import Draw
+from property_batches import Case, Draw
 
 WIDE = ("uint8", "int8", "uint8", "int8", "uint16", "int16")
 """Element types, those of 8 bits more often."""
@@ -444,19 +445,30 @@ class Drawn:
         exact = self.real[at].astype(np.float64) / self.scale + self.zero_point
         return np.abs(found.astype(np.float64) - np.clip(exact, limits.min, limits.max).reshape(found.shape))
 
+    @property
+    def case(self) -> Case:
+        """The model with what is wanted: the float results, rounded, and how far from them integers may be."""
+        limits, feeds = np.iinfo(self.dtype), [list(feed.values()) for feed in self.feeds]
+        steps = [np.rint(real.astype(np.float64) / self.scale + self.zero_point) for real in self.real]
+        wanted = [[np.clip(array, limits.min, limits.max).astype(self.dtype)] for array in steps]
+        every = [[np.ones(array.shape, bool) for array in outputs] for outputs in wanted]
+        near = 1 if limits.bits == 8 else 3
+        options = Options(allow_float=True)
+        return Case(self.name, self.file, ".onnx", self.op_type, feeds, wanted, every, options, near)
+
 
 class NotRun(Exception):
     """ONNX Runtime does not take the model."""
 
 
-def drawn(name: str) -> Drawn:
-    """The model of a family and a number, such as `average_pool 17`.
+def drawn(name: str, step: Step | None = None) -> Drawn:
+    """The model of a family and a number, such as `average_pool 17`; of another step where one is given.
 
     Raises:
         NotRun: ONNX Runtime does not run it.
     """
     m = QdqModel(Draw(name))
-    y = STEPS[name.split()[0]](m)
+    y = (step or STEPS[name.split()[0]])(m)
     opset = m.draw.one_of(21, 21, 22, 23)
     kinds = {
         "uint8": TensorProto.UINT8,
