@@ -61,7 +61,7 @@ BUDGETS: dict[str, tuple[int | None, ...]] = {
 }
 """Memory budgets measured, bytes, the stack's 4,096 among them; None for none."""
 CORES = (
-    *("riscv", "cortex_m4", "riscv_dot4", "riscv_xpulp", "riscv64"),
+    *("riscv", "cortex_m4", "cortex_m7", "riscv_dot4", "riscv_xpulp", "riscv64"),
     *("cortex_m0plus", "cortex_m3", "cortex_m23", "cortex_m55"),
 )
 """The cores measured alone. `riscv_imac` takes as long as `riscv`."""

@@ -54,7 +54,7 @@ FIELD = (
     *("match_keyword_spotting_int.onnx", "mnist_lstm_int8.tflite", "keyword_svdf_16x8.tflite", "qdq_mlp.onnx"),
     *("model_mobilenetv2_160_035.tflite", "mcunetv2_person_det.tflite"),
 )
-CORES_ALONE = ("riscv", "riscv_dot4", "riscv_xpulp", "riscv64", "cortex_m0plus", "cortex_m3", "cortex_m4")
+CORES_ALONE = ("riscv", "riscv_dot4", "riscv_xpulp", "riscv64", "cortex_m0plus", "cortex_m3", "cortex_m4", "cortex_m7")
 LEGALISED = {"rv32imc": ("ne16", "macarray", "diana", "vta"), "cortex-m4": ("kestrel", "spinnaker2")}
 """Targets with engines beside such a core."""
 MORE_MEMORY = 16 << 20
@@ -90,6 +90,7 @@ def cores() -> dict[str, Target]:
     found = {
         **{"rv32imc": "riscv", "rv64gc": "riscv64", "rv32imc+dot4": "riscv_dot4", "xpulp": "riscv_xpulp"},
         **{"cortex-m0plus+halves": "cortex_m0plus", "cortex-m3": "cortex_m3", "cortex-m4+dsp": "cortex_m4"},
+        "cortex-m7+dsp": "cortex_m7",
     }
     targets = {name: load_target(target) for name, target in found.items()}
     plain = replace(targets["cortex-m4+dsp"].core, instructions=(), functions={})
@@ -238,8 +239,10 @@ def _bounded(
     table: npt.NDArray[np.float64], wanted: npt.NDArray[np.float64], parts: Sequence[str]
 ) -> npt.NDArray[np.float64]:
     """The least squares of `table @ cycles - wanted`: no part below 0, no call above `MOST_CALL`."""
-    most = [MOST_CALL if part.endswith(".call") else np.inf for part in parts]
-    return np.asarray(lsq_linear(table, wanted, (0, most)).x)
+    scales = np.maximum(np.linalg.norm(table, axis=0), 1e-12)  # of parts that run once and of those that run often
+    most = np.array([MOST_CALL if part.endswith(".call") else np.inf for part in parts]) * scales
+    found = lsq_linear(table / scales, wanted, (0, np.maximum(most, 1e-9)), method="bvls", max_iter=2000)
+    return np.asarray(found.x / scales)
 
 
 def renewed(rates: Mapping[str, float], layers: Sequence[Layer], target: Target) -> dict[str, float]:

@@ -29,3 +29,21 @@ def test_floats_far_away(core: str, tmp_path: Path) -> None:
     build = dovetail.compile(tmp_path / "digits.onnx", str(tmp_path / "far.py"), allow_float=True)
     run = build.run()
     assert run.proof and build.target.memory("dram").base == 0x80000000
+
+
+MODELS = Path(__file__).resolve().parents[2] / "shared" / "models"
+NETWORKS = (
+    *(f"mlperf_tiny/{name}_int8.tflite" for name in ("ad_autoencoder", "ic_resnet8", "kws_dscnn", "vww_mobilenetv1")),
+    *("field/mnist_lstm_int8.tflite", "field/keyword_svdf_16x8.tflite", "field/person_detect.tflite"),
+    "field/qdq_mlp.onnx",
+)
+
+
+@pytest.mark.skipif(not MODELS.is_dir(), reason="the shared models are not here")
+@pytest.mark.parametrize("core", ["RV32", "RV64"])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_networks_far_away(core: str, network: str, tmp_path: Path) -> None:
+    """Published and field networks, with float ends where a file has them."""
+    require_chip()
+    (tmp_path / "far.py").write_text(TARGET.format(core=core))
+    assert dovetail.compile(MODELS / network, str(tmp_path / "far.py")).run().proof

@@ -11,6 +11,7 @@ from dovetail.codegen.build.elf import code_ranges
 from dovetail.errors import SimulationError
 from dovetail.sim.core import Architecture, BlockCost, CoreSetup, EmulatedCore, Pause
 from dovetail.sim.device import Device, read_number
+from dovetail.sim.dual_issue import IssueClock
 from dovetail.sim.encodings import Instruction, decoder
 
 _SYSTEM_CONTROL = 0xE000E000
@@ -62,6 +63,8 @@ class CortexMCosts:
         skipped: an instruction in an IT block whose condition is false.
         interrupt_entry: cycles between an interrupt being taken and the first instruction of its handler.
         interrupt_return: what a return from an exception takes beyond its jump.
+        pairs: whether two instructions are issued at once where they can be (`sim/dual_issue.py`): then loads, stores
+            and products occupy the core for a cycle, and `refill` is not used.
     """
 
     alu: int = 1
@@ -86,6 +89,7 @@ class CortexMCosts:
     multiply_long: int = 0
     multiply_long_add: int = 0
     call: int = 0
+    pairs: int = 0
 
 
 def is_wide(half: int) -> bool:
@@ -188,6 +192,14 @@ def cycles_of(instruction: Instruction, before: Instruction | None, costs: Corte
         return cycles + costs.refill
     follows = before is not None and before.written >= 0 and before.written not in instruction.used
     return cycles - costs.pipelined if follows and instruction.kind in ("load", "store_register") else cycles
+
+
+def occupied(instruction: Instruction, costs: CortexMCosts) -> int:
+    """Cycles that an instruction keeps a core that issues pairs from the next one."""
+    if instruction.kind in ("load", "store", "store_register") or instruction.kind.startswith("multiply"):
+        return costs.jump if instruction.loads_pc else 1
+    own = int(getattr(costs, instruction.kind)) or costs.jump
+    return max(own - 1, 0) + costs.transfer_word * instruction.words if instruction.words else own
 
 
 class SystemControl(Device):
@@ -301,6 +313,7 @@ class ArmCore(EmulatedCore):
         """See `Core.block_cost`; neither IT blocks nor blocks see the load before them."""
         costs, position, instructions, cycles = self._costs, address, 0, 0
         before: Instruction | None = None
+        clock = IssueClock() if costs.pairs else None
         system, taken_extra = False, 0
         while position < address + size:
             instruction = self._decoded(position)
@@ -310,7 +323,11 @@ class ArmCore(EmulatedCore):
                 before = None
             else:
                 instructions += 1
-                cycles += cycles_of(instruction, before, costs)
+                if clock is None:
+                    cycles += cycles_of(instruction, before, costs)
+                else:
+                    code = bytes(self._bus.view(position, instruction.size))
+                    clock.issue(instruction, code, occupied(instruction, costs))
                 before = instruction
                 if instruction.kind == "branch_not_taken":
                     taken_extra = costs.branch_taken - costs.branch_not_taken
@@ -318,7 +335,7 @@ class ArmCore(EmulatedCore):
             position += instruction.size
             if instruction.ends:
                 break
-        return BlockCost(position, instructions, cycles, taken_extra, system)
+        return BlockCost(position, instructions, cycles + (clock.cycle + 1 if clock else 0), taken_extra, system)
 
     def _in_it_blocks(self, start: int, size: int) -> Iterator[tuple[int, int]]:
         """The instructions in IT blocks of a stretch of code (no data in it): each one's address, and the cycles it
