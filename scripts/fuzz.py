@@ -4,10 +4,10 @@
 
 Trial N of a seed is always the same. The first are the models of tests/edge_models.py; each must compile. Most others
 draw a model of a family of the tests, a target, a policy and options. The firmware runs on the simulated chip, its
-outputs are compared with the integer graph, and where every rewrite is exact with the runtime of the model's format.
-The others spoil the model's file and compile it. A trial fails by a traceback, a message that asks to report it, a
-program that the verifier refuses, C that does not compile or link, an output that differs, a process that dies, more
-seconds of computing than `SECONDS`, or more memory than `MEMORY`.
+outputs are compared with the integer graph, and with the runtime of the model's format unless the compiler has told
+that values are approximate. The others spoil the model's file and compile it. A trial fails by a traceback, a message
+that asks to report it, a program that the verifier refuses, C that does not compile or link, an output that differs, a
+process that dies, more seconds of computing than `SECONDS`, or more memory than `MEMORY`.
 
 `log.jsonl` in the folder has a line for each trial; the same command goes on where it was stopped. Failures of one kind
 are one: its first trial is made smaller (without options, on a plain core, with smaller models of the family) and kept
@@ -50,9 +50,9 @@ import test_random_tflite_more  # noqa: E402
 from dovetail.codegen.emit.project import write_project  # noqa: E402
 from dovetail.compile import Compiled, Options, compile_model, sample_inputs  # noqa: E402
 from dovetail.errors import BuildError, DovetailError, ProgramError  # noqa: E402
+from dovetail.notes import Kind  # noqa: E402
 from dovetail.prove import difference, read_graph  # noqa: E402
 from dovetail.run import open_build, run_build  # noqa: E402
-from dovetail.target.description import Target  # noqa: E402
 from dovetail.targets import BUILT_IN, load_target  # noqa: E402
 from property_batches import Case  # noqa: E402
 from property_batches import difference as from_oracle  # noqa: E402
@@ -154,7 +154,7 @@ def case_of(one: Trial) -> Case | None:
     if one.maker == "more":
         return test_random_tflite_more.made(one.family, one.seed)
     if one.maker == "edges":
-        return edge_models.made(one.family)
+        return edge_models.made(one.family, one.seed)
     try:
         return random_qdq.drawn(f"{one.family} {one.seed}").case
     except random_qdq.NotRun:
@@ -175,7 +175,7 @@ def tried(one: Trial, folder: Path) -> Ended:
         data = spoilt(data, case.suffix, random.Random(one.seed))
     path.write_bytes(data)
     options = options_of(one, case)
-    exact = options.rounding == case.options.rounding and not {"integer_inputs", "integer_outputs"} & {*one.options}
+    exact = options.rounding == case.options.rounding
     started = time.process_time()
     outcome, what = _outcome(one, case, path, options, exact)
     seconds = time.process_time() - started
@@ -197,7 +197,7 @@ def _outcome(one: Trial, case: Case, path: Path, options: Options, exact: bool) 
     if one.kind == "spoil":
         return "compiled", ""
     try:
-        wrong = _wrong(made, case, target, place, exact)
+        wrong = _wrong(made, case, place, exact)
     except DovetailError as error:
         if "clBuildProgram failed" in error.what or "OpenCL" in error.what:
             return "no device", error.what
@@ -207,20 +207,22 @@ def _outcome(one: Trial, case: Case, path: Path, options: Options, exact: bool) 
     return ("differs", wrong) if wrong else ("ran", "")
 
 
-def _wrong(made: Compiled, case: Case, target: Target, place: Path, exact: bool) -> str:
-    """Run the build with the case's inputs; what is wrong with the outputs, empty where nothing is."""
+def _wrong(made: Compiled, case: Case, place: Path, exact: bool) -> str:
+    """Run the build with the case's inputs; what is wrong with the outputs, empty where nothing is. They are compared
+    with the runtime's where the compiler has told of nothing approximate and both are of one type."""
     build = open_build(place, made.unit.target)
     ports, graph = build.manifest.inputs, read_graph(build)
     feeds = [{port.name: array for port, array in zip(ports, feed, strict=True)} for feed in case.feeds]
-    if not feeds or any(feed[port.name].dtype.name != port.dtype for feed in feeds for port in ports):  # integer ends
+    other = any(feed[port.name].dtype.name != port.dtype for feed in feeds for port in ports)  # integer ends
+    if other or not feeds:
         feeds = [sample_inputs(graph, seed) for seed in range(2)]
     found = run_build(build, None, feeds).outputs
     if (wrong := difference(graph, feeds, found)) is not None:
         return str(wrong)
-    policy = target.policy(build.manifest.policy)
-    if not case.wanted or not exact or policy.rounding not in (None, case.options.rounding):
+    if other or not case.wanted or not exact or any(note.kind is Kind.APPROXIMATE for note in made.notes):
         return ""
-    if any(rewrite.lsb for rewrite in policy.rewrites):
+    pairs = zip(build.manifest.outputs, case.wanted[0], strict=True)
+    if any(array.dtype.kind == "f" and array.dtype.name != port.dtype for port, array in pairs):
         return ""
     arrays = [[outputs[port.name] for port in build.manifest.outputs] for outputs in found]
     return from_oracle(case, arrays) or ""

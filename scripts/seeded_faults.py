@@ -4,7 +4,7 @@
 
 Each fault of scripts/seeded_faults.toml goes into a copy of the package. There come the first trials of
 scripts/fuzz.py, as of `make fuzz`, the models at the edges: compile, with the program's verifier; the firmware on the
-simulated chip; its outputs beside the integer graph's, and where all is exact beside those of the model's runtime.
+simulated chip; its outputs beside the integer graph's, and where nothing is approximate beside the runtime's.
 Then the digits of the zoo are compiled and run for seven targets, as `dovetail run` does. Last come random trials, of
 which each family of models comes once before any comes twice. A fault is found
 by the first check that ends otherwise than it may. Without a fault all end well.

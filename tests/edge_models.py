@@ -11,10 +11,13 @@ from itertools import permutations
 
 import numpy as np
 
+from dovetail.targets import BUILT_IN
 from oracles import TensorEntry, network_file, run_micro_often
 from property_batches import Case
 from random_qdq import QdqModel, Step, drawn
-from random_tflite import products, windows
+from random_tflite import STEPS, image, products, windows
+from random_tflite_more import STEPS as FURTHER
+from test_random_tflite_more import BY_LITERT
 from tflite_maker import Maker, words
 
 POOLS = ("AVERAGE_POOL_2D", "MAX_POOL_2D")
@@ -145,6 +148,17 @@ def stacked(
     return made
 
 
+def each(m: Maker) -> list[int]:
+    """One operator of each kind, drawn, on one image."""
+    x = image(m, m.one_of(8, 12, 16))
+    return [step(m, x) for step in STEPS.values()]
+
+
+def each_further(m: Maker) -> list[int]:
+    """One of each further kind, of those that TensorFlow Lite Micro runs."""
+    return [step(m) for name, step in FURTHER.items() if name not in BY_LITERT]
+
+
 def unsigned(m: QdqModel) -> str:
     """A convolution of uint16."""
     return m.add("Conv", [m.real((1, 3, 5, 4), "uint16"), m.weights((4, 3, 3, 3), 0)], pads=[1, 1, 1, 1])
@@ -171,41 +185,42 @@ def widened(m: Maker) -> list[int]:
     return [_layer(m, x, 64, 1, zero_point=0)]
 
 
-TFLITE: Mapping[str, Callable[[Maker], list[int]]] = {
-    **{step.__name__: step for step in (borders, slices, transposes, alike, rounded, clamped, widened)},
-    **{
-        f"stacked_{n[2]}_{kernel}": stacked(*n, kernel)
-        for n in ((7, 5, 24), (5, 9, 40), (13, 4, 8))
-        for kernel in (1, 3)
-    },
+_STACKS = {
+    "stacked_24_3": stacked(7, 5, 24, 3),
+    "stacked_40_1": stacked(5, 9, 40, 1),
+    "stacked_8_3": stacked(13, 4, 8, 3),
     "stacked_depthwise": stacked(9, 7, 24, 3, True),
 }
+_WIDE = (borders, slices, transposes, alike, rounded, clamped, widened, each, each_further)
+TFLITE: Mapping[str, Callable[[Maker], list[int]]] = {**{step.__name__: step for step in _WIDE}, **_STACKS}
 ONNX: Mapping[str, Step] = {step.__name__: step for step in (unsigned, unsigned_sum, other_bias)}
 
 
-def made(name: str) -> Case:
+def made(name: str, seed: int) -> Case:
     """A model with what its runtime computes."""
     if name in ONNX:
-        return drawn(name, ONNX[name]).case
-    m = Maker(name)
+        return drawn(f"{name} {seed}", ONNX[name]).case
+    m = Maker(f"{name} {seed}")
     network = m.network(*TFLITE[name](m))
     file, feeds = network_file(network), m.feeds(network)
-    return Case(name, file, ".tflite", words(network), feeds, run_micro_often(file, feeds))
+    return Case(f"{name} {seed}", file, ".tflite", words(network), feeds, run_micro_often(file, feeds))
 
 
-_TILED = ("stacked_24_3", "stacked_40_1", "stacked_8_3", "stacked_depthwise")
 _SMALL = (
     ("ne16", "L1.size", "2K"),
     ("ne16", "L1.size", "8K"),
     ("macarray", "L1.size", "2K"),
     ("kestrel", "sram.size", "2K"),
 )
-_WHOLE = *(name for name in TFLITE if not name.startswith("stacked")), *ONNX
+_WHOLE = *(step.__name__ for step in _WIDE[:-2]), *ONNX
+_TARGETS = [name for name in BUILT_IN if name != "opencl"]
 TRIED: Sequence[tuple[str, int, str, Mapping[str, object]]] = (
-    *((name, 0, "riscv", {}) for name in _WHOLE),
+    *((name, 0, "riscv", {}) for name in (*_WHOLE, "each", "each_further")),
     ("widened", 0, "diana", {"settings": {"L1.size": "2K"}}),
-    *((name, 0, target, {"settings": {memory: size}}) for name in _TILED for target, memory, size in _SMALL),
+    *((name, 0, target, {"settings": {memory: size}}) for name in _STACKS for target, memory, size in _SMALL),
+    *(("each", seed, target, {}) for seed, target in enumerate(_TARGETS, 1)),
+    *(("each_further", seed, target, {}) for seed, target in enumerate(_TARGETS[::3], 1)),
     *((name, 0, "cortex_m4", {}) for name in _WHOLE),
     *((name, 0, "riscv", {"optimize": "size"}) for name in _WHOLE),
 )
-"""Models, each with a seed that changes nothing, targets and options."""
+"""Models, seeds of what is drawn in them, targets and options."""
