@@ -66,7 +66,7 @@ def test_a_damaged_cache_heals(simulator: str, build: Path, tmp_path: Path) -> N
         return list(run_build(opened, simulator, inputs, cache=tmp_path).outputs[0].values())
 
     expected = run()
-    entries = [path for path in sorted(tmp_path.iterdir()) if path.is_file()]
+    entries = [path for path in sorted((tmp_path / "objects").rglob("*")) if path.is_file()]
     good = {path: path.read_bytes() for path in entries}
     assert {path.suffix for path in entries} >= {".o", files.SEAL}
     for _ in range(6):

@@ -178,7 +178,7 @@ def test_a_header_changes_only_what_includes_it(tmp_path: Path, monkeypatch: pyt
     def made() -> int:
         """Objects there are after compiling."""
         firmware_stack(tmp_path, [Path("one.c"), Path("two.c")], "top", isa="rv32imc", cache=cache)
-        return len(list(cache.glob("*.o")))
+        return len(list(cache.rglob("*.o")))
 
     assert made() == 2 == made()
     (tmp_path / "far.h").write_text("#define FAR 1")

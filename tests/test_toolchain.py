@@ -112,7 +112,7 @@ def test_the_cache_answers_for_equal_content_only(tmp_path: Path, monkeypatch: p
     script.write_text(script.read_text().replace("0x3f0", "0x7f0"))
     assert section_sizes(compile_project(tmp_path / "a", cache, flags=("-DUNUSED",)))["stack"] == 2032
     assert len(runs) == 15  # only the link
-    assert not list(cache.glob(".*"))
+    assert not list(cache.rglob(".*"))
 
 
 def test_output_does_not_depend_on_folder_or_cache(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_the_first_error_comes_first(tmp_path: Path) -> None:
         compile_project(folder, tmp_path / "cache")
     with pytest.raises(BuildError, match=r"no source file 'missing\.c'"):
         compile_firmware(folder, [Path("missing.c")], linker_script=Path("link.ld"), cache=tmp_path / "cache")
-    assert not list((tmp_path / "cache").glob("*.elf"))
+    assert not list((tmp_path / "cache").rglob("*.elf"))
 
 
 def test_firmware_too_large_for_its_memory_is_an_error(tmp_path: Path) -> None:

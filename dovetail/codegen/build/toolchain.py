@@ -194,7 +194,7 @@ def firmware_stack(
     `compile_firmware`, whose objects these are."""
     work = _firmware(project_dir, isa, defines, include, flags, None, cache)
     objects, compiler = work.compile(sources), work.compiler.version.rsplit(" ", 1)[0]
-    known = work.cache / f"{digest(entry.encode(), *(path.stem.encode() for path in objects))}.sizes"
+    known = work.place(digest(entry.encode(), *(path.stem.encode() for path in objects)), ".sizes")
     kept = kept_file(known)
     if kept is None:
         sizes = [section_sizes(made) for made, source in zip(objects, sources, strict=True) if source.parts[0] == "src"]
@@ -290,6 +290,10 @@ class _CompileContext:
         self.headers = [(path.relative_to(folder).as_posix(), path.read_bytes()) for folder, path in found]
         self.cache = usable_cache(cache or default_cache())
 
+    def place(self, key: str, suffix: str) -> Path:
+        """The path of an object or firmware: in one of 256 folders, as a cache gets hundreds of thousands of files."""
+        return self.cache / "objects" / key[:2] / f"{key}{suffix}"
+
     def compile(self, sources: Sequence[Path]) -> list[Path]:
         """The object of each source."""
         missing = [source for source in sources if not (self.directory / source).is_file()]
@@ -309,7 +313,7 @@ class _CompileContext:
         key = digest(*(part.encode() for part in text), content, included.encode())
         if source.suffix != ".c" and b".incbin" in content:  # zig's own cache does not look at what that takes in
             flags = (*flags, f"-DDOVETAIL_INCLUDED={included}")
-        made = self.cache / f"{key}.o"
+        made = self.place(key, ".o")
         told = "-fstack-usage" in flags and source.suffix == ".c"
         if not (is_sealed(made) and (not told or is_sealed(made.with_suffix(".su")))):
             self._run([*flags, "-c", str(source)], made)
@@ -341,7 +345,7 @@ class _CompileContext:
         """The linked file; `script` is the digest of the linker script, `last` what stands behind the objects."""
         named = "\0".join((*(flag for flag in flags if not os.path.isabs(flag)), *last))
         parts = (self.compiler.version, named, script, *(path.stem for path in objects))
-        made = self.cache / f"{digest(*(part.encode() for part in parts))}{suffix}"
+        made = self.place(digest(*(part.encode() for part in parts)), suffix)
         if not is_sealed(made):
             self._run([*flags, *map(str, objects), *last], made)
         return made
@@ -357,7 +361,7 @@ class _CompileContext:
         work = copy(self)  # `zig cc` has no say in the code model of what is written in zig
         work.compiler = replace(self.compiler, command=(zig, "build-obj"), out=())
         flags = (*model, "-OReleaseFast", "-fstrip", "-ffunction-sections")
-        made = self.cache / f"{digest(self.compiler.version.encode(), *(flag.encode() for flag in flags))}.o"
+        made = self.place(digest(self.compiler.version.encode(), *(flag.encode() for flag in flags)), ".o")
         if not is_sealed(made):
             work._run([str(source), *flags], made)
         return made
@@ -372,6 +376,7 @@ class _CompileContext:
             answer = run_tool(command, self.directory, ZIG_GLOBAL_CACHE_DIR=zig, ZIG_LOCAL_CACHE_DIR=zig)
             if answer.returncode:
                 raise compiler_error(answer.stderr or answer.stdout, answer.returncode)
+            made.parent.mkdir(parents=True, exist_ok=True)
             for path in (output.with_suffix(".su"), output):  # what GCC says of frames, first
                 if path.exists():
                     path.chmod(0o644)
