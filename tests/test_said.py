@@ -256,4 +256,4 @@ def test_a_full_folder_for_temporary_files_is_said(
 
 def test_a_sweep_without_a_result_fails(digits: Path, tmp_path: Path) -> None:
     page = ("-o", tmp_path / "s.html", "--jobs", "1")
-    assert dovetail("sweep", digits, "-t", "ne16", "--set", "l1.size=64", *page) == 1
+    assert dovetail("sweep", digits, "-t", "ne16", "--set", "l2.size=64", *page) == 1

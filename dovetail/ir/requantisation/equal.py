@@ -3,7 +3,7 @@ change."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,8 +62,9 @@ def equal_scales(wanted: LimitedSums, rounding: Rounding, bits: int, common: boo
         most = bits + 31  # the most that `Requantize` has
         most = min(most, bits - int(np.floor(np.log2(factor[channel])))) if factor[channel] > 0 else most
         shifts = range(max(most, 1), max(most - (bits if common else 3), 0), -1)
-        fits = {shift: _multiplier(own, ends, shift, rounding, bits) for shift in shifts}
-        found.append({shift: multiplier for shift, multiplier in fits.items() if multiplier is not None})
+        found.append(_fits(own, ends, shifts, rounding, bits))
+        if not (common or found[-1]):  # few sums are equal with a factor that is far from theirs, too
+            found[-1] = _fits(own, ends, range(bits + 31, 0, -1), rounding, bits)
         if not found[-1]:
             return channel
     shared = set.intersection(*(set(one) for one in found)) if common else set[int]()
@@ -73,6 +74,14 @@ def equal_scales(wanted: LimitedSums, rounding: Rounding, bits: int, common: boo
     multipliers = [one[shift] for one, shift in zip(found, chosen, strict=True)]
     places = np.array(chosen[:1] if common else chosen, np.int64)
     return np.array(multipliers, np.int64) << (31 - bits), bits - places
+
+
+def _fits(
+    changes: list[tuple[int, int]], ends: tuple[int, int], shifts: Sequence[int], rounding: Rounding, bits: int
+) -> dict[int, int]:
+    """The multiplier of each shift that has one."""
+    fits = {shift: _multiplier(changes, ends, shift, rounding, bits) for shift in shifts}
+    return {shift: multiplier for shift, multiplier in fits.items() if multiplier is not None}
 
 
 def _multiplier(
