@@ -348,7 +348,7 @@ def test_every_stage_is_saved_and_checked(digits: Path, tmp_path: Path) -> None:
     options = ("--target", "ne16", "-o", tmp_path / "b", "--check", "--save-stages", stages)
     assert dovetail("compile", digits, *options) == 0
     names = sorted((path.name for path in stages.iterdir()), key=lambda name: int(name.partition("_")[0]))
-    assert names[:3] == ["0_model.onnx", "1_integer.onnx", "2_unsigned.onnx"]
+    assert names[:3] == ["0_model.onnx", "1_integer.onnx", "2_attention.onnx"]
 
 
 @needs_iss

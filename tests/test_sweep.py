@@ -134,12 +134,12 @@ def test_sweep_is_what_compiling_gives(
 ) -> None:
     monkeypatch.setattr(files, "default_cache", lambda: tmp_path / "cache")
     order = ("sweep", digits, "-t", "ne16", "--jobs", 2, "-o", tmp_path / "s.html", "--json", tmp_path / "s.json")
-    assert dovetail(*order, "--set", "l1.size=256,128K") == 0
+    assert dovetail(*order, "--set", "l2.size=1K,512K") == 0
     first = capsys.readouterr()
     assert "2 of 2" in first.err and "1 cannot be compiled or run" in first.out
     data = json.loads((tmp_path / "s.json").read_text())
     failed, whole = data["points"]
-    assert failed["cycles"] is None and "bytes" in failed["error"] and failed["settings"] == {"L1.size": 256}
+    assert failed["cycles"] is None and "bytes" in failed["error"] and failed["settings"] == {"L2.size": 1024}
     monkeypatch.undo()
     assert dovetail("compile", digits, "-t", "ne16", "-o", tmp_path / "b") == 0
     assert dovetail("run", tmp_path / "b", "--json", tmp_path / "r.json") == 0
@@ -148,7 +148,7 @@ def test_sweep_is_what_compiling_gives(
     assert whole["peaks"] == {name: use["peak"] for name, use in run["memory"].items()} and data["best"] == 1
     capsys.readouterr()
     monkeypatch.setattr(files, "default_cache", lambda: tmp_path / "cache")
-    assert dovetail(*order, "--set", "l1.size=256,128K") == 0
+    assert dovetail(*order, "--set", "l2.size=1K,512K") == 0
     again = capsys.readouterr()
     assert "2 of the points were made earlier" in again.err and "1 of" not in again.err.replace("1 of the", "")
     assert json.loads((tmp_path / "s.json").read_text()) == data
@@ -171,12 +171,12 @@ def test_points_that_end_their_process(digits: Path, tmp_path: Path) -> None:
 
 
 def test_a_stopped_sweep_goes_on(digits: Path, tmp_path: Path) -> None:
-    axes = axes_of(load_target("ne16"), ["l1.size=128,256"])
+    axes = axes_of(load_target("ne16"), ["l2.size=512,1K"])
     made = []
 
     def stop(done: int, count: int, settings: Mapping[str, Any], outcome: SweepOutcome) -> None:
         """Ctrl-C after the first point."""
-        made.append(settings["L1.size"])
+        made.append(settings["L2.size"])
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -24,7 +24,6 @@ from dovetail.target import (
     RegisterMemory,
     Target,
 )
-from dovetail.target.costs import StatementCycles
 from dovetail.targets.helium import CYCLES, FUNCTIONS, HELIUM
 
 PAIR = RegisterMemory("PAIR", "uint32_t", 2)
@@ -431,7 +430,7 @@ def cortex_m(number: int | str) -> Target:
             vectors=HELIUM if number == 55 else None,
             functions=functions,
             kernels=cycles,
-            statements=StatementCycles(begin=0, end=0) if number == 7 else StatementCycles(),
+            statements=dt.costs.StatementCycles(begin=0, end=0) if number == 7 else dt.costs.StatementCycles(),
         ),
         memories=(
             Memory("flash", base=0x01000000 if number == 55 else 0x08000000, size=1024 * 1024),

@@ -316,7 +316,7 @@ def even_streams(graph: Graph, steps: StepsByValue) -> dict[str, TensorQuantisat
     return {name: replace(one, scale=evened.get(name, one.scale)) for name, one in steps.items()}
 
 
-_EVENED = 16.0
+_EVENED = 8.0
 """How much coarser the steps of a value of 16 bits become at most, so that a sum needs no rounding."""
 
 
