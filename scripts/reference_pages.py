@@ -110,7 +110,9 @@ def entries_of(module: str) -> tuple[Entry, ...]:
 def _constant_elsewhere(name: str, value: object) -> Iterator[Attribute]:
     """The description of a constant that is exported from a module without a page."""
     for module, code in sorted(sys.modules.items()):
-        if module.startswith("dovetail.") and module not in MODULES and vars(code).get(name) is value:
+        if not module.startswith("dovetail.") or module in MODULES or code.__name__ != module:
+            continue  # an old name of a module is no second module
+        if vars(code).get(name) is value:
             yield from (one for one in constants_of(module) if one.name == name)
 
 
