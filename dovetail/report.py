@@ -16,7 +16,8 @@ How costs are attributed:
   memory, or back from it, as the program says.
 
 Cycles, instructions, layers and timeline are those of the first inference; `each` has the totals of all of them.
-On the host there is no time: every figure that needs it is None (`null`), and there is no timeline.
+On the host there are no cycles: every figure that needs them is None (`null`), and there is no timeline. Devices that
+time their own work, such as OpenCL's, give nanoseconds for each layer.
 """
 
 from __future__ import annotations
@@ -142,6 +143,8 @@ class ReportLayer:
     """The unit that sets it, as a sentence."""
     waiting: int | None = None
     """The part of `cycles` in which the core sleeps: it waits for transfers of this layer, or for an engine's work."""
+    nanoseconds: int | None = None
+    """Time of its kernels on a device that takes it; None where nothing does."""
 
     @property
     def core_cycles(self) -> int | None:
@@ -345,7 +348,7 @@ def _layers(result: RunResult) -> tuple[ReportLayer, ...]:
             slept[index] += marker.idle
         cycles, waiting = [spent[number] for number in range(len(described))], [slept[n] for n in range(len(described))]
         engine_cycles = _engine_cycles(manifest, first)
-    layers = []
+    layers, times = [], first.layer_nanoseconds
     bounds = [NOTHING] * len(described)
     if first.total_cycles is not None:
         bounds = layer_bounds(described, manifest.operators, target)
@@ -370,6 +373,7 @@ def _layers(result: RunResult) -> tuple[ReportLayer, ...]:
                 beside=layer.beside,
                 candidates=layer.candidates,
                 kernels=layer.kernels,
+                nanoseconds=times[number] if times and ideal is not None else None,
             )
         )
     return tuple(layers)
@@ -432,6 +436,8 @@ def totals(report: Report) -> list[str]:
         devices = ((name, cycles) for name, cycles in report.cycles.items() if name != "total" and cycles is not None)
         parts = ", ".join(f"{name} {_number(cycles)}" for name, cycles in devices)
         lines.append(f"cycles        {_number(report.cycles['total'])}{f' (busy: {parts})' if parts else ''}")
+    if times := [layer.nanoseconds for layer in report.layers if layer.nanoseconds is not None]:
+        lines.append(f"device time   {sum(times) / 1000:,.1f} us of kernels, by the device's own clock")
     if report.bound and report.cycles["total"]:
         times = f"taken are {report.cycles['total'] / report.bound:.2f} times that"
         lines.append(f"at least      {report.bound:,.0f} cycles on this hardware: {report.bound_by}; {times}")
@@ -518,6 +524,7 @@ def _joined(parts: Sequence[ReportLayer]) -> ReportLayer:
         bound=None if largest.bound is None else round(sum(part.bound or 0 for part in parts), 1),
         macs=sum(part.macs for part in parts),
         bytes_moved=sum(part.bytes_moved for part in parts),
+        nanoseconds=None if largest.nanoseconds is None else sum(part.nanoseconds or 0 for part in parts),
     )
 
 
@@ -536,6 +543,7 @@ def _table_row(layer: ReportLayer, where: str) -> tuple[str, ...]:
     if rate is not None and layer.ideal_macs_per_cycle:
         speed = f"{rate:.1f} of {layer.ideal_macs_per_cycle:g}"
     engine = _number(layer.engine_cycles) if layer.ideal_macs_per_cycle is not None else ""
+    engine = engine if layer.nanoseconds is None else f"{layer.nanoseconds / 1000:,.1f} us"
     least = None if layer.bound is None else round(layer.bound)
     counts = (layer.core_cycles, layer.waiting, least, layer.macs, layer.bytes_moved)
     *cycles, macs, moved = (_number(count or None) for count in counts)

@@ -431,7 +431,7 @@ def _run_host(
         libraries=tuple(dict.fromkeys(flag for engine in engines for flag in engine.libraries)),
     )
     seconds = watchdog.seconds if watchdog else DEFAULT_TIMEOUT
-    with HostSession(library, build.manifest.entry, seconds, environment) as session:
+    with HostSession(library, build.manifest.entry, seconds, environment, len(build.manifest.layers)) as session:
         return session.run(list(inputs), dict(wanted))
 
 

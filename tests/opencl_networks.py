@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,8 +23,19 @@ from dovetail.program.ir import LaunchStatement, Move
 from dovetail.run import open_build, run_build
 from dovetail.target import Target
 from dovetail.targets.opencl import TARGET
+from dovetail.targets.opencl.project import VARIABLE, environment
 
 ValueT = TypeVar("ValueT")
+
+
+SYSTEM = "libOpenCL.so.1"
+"""The system's library, taken where that of the package does not know the processor."""
+
+
+def library() -> str:
+    """What a C program is linked with."""
+    found = os.environ.get(VARIABLE) or environment().get(VARIABLE) or SYSTEM
+    return found if "/" in found else f"-l:{found}"
 
 
 def require_device() -> None:
@@ -45,7 +57,10 @@ def _no_device() -> str:
             if any(text in error.what for text in expected):
                 return error.what
             if "unknown target CPU" in (error.hint or ""):  # PoCL issue 1049: its LLVM is older than the processor
-                return "the library's compiler does not know this processor"
+                if VARIABLE in os.environ:
+                    return "the library's compiler does not know this processor"
+                os.environ[VARIABLE] = SYSTEM
+                return _no_device.__wrapped__()
             raise
     return ""
 

@@ -34,13 +34,20 @@ from dovetail.target import apply, constant, operand
 from dovetail.targets.opencl import TARGET, with_kernels
 from dovetail.targets.opencl.project import VARIABLE, environment
 from dovetail.targets.opencl.vendor import BinaryKernel
-from opencl_networks import launches, moves, random_inputs, reads_all, require_device, run_equals_graph, side_by_side
+from opencl_networks import (
+    launches,
+    library,
+    moves,
+    random_inputs,
+    reads_all,
+    require_device,
+    run_equals_graph,
+    side_by_side,
+)
 from test_end_to_end import network_file
 from test_state import by_hand, frames, ring_network, same
 
 HERE = Path(__file__).parent
-LIBRARY = os.environ.get(VARIABLE) or environment().get(VARIABLE) or "-l:libOpenCL.so.1"
-"""What a C program is linked with."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -143,7 +150,7 @@ def test_the_program_a_user_builds(resnet: tuple[Compiled, Path], linked: bool, 
     """`make` without a warning; files in, files out; the OpenCL library loaded, or linked with."""
     compiled = resnet[0]
     write_project(compiled.project, tmp_path / "build")
-    words = ["DEFINES=-DDOVETAIL_HOST -DDOVETAIL_OPENCL_LINKED", f"LIBRARIES={LIBRARY}"] if linked else []
+    words = ["DEFINES=-DDOVETAIL_HOST -DDOVETAIL_OPENCL_LINKED", f"LIBRARIES={library()}"] if linked else []
     program = built(tmp_path / "build", "CFLAGS=-std=c99 -Wall -Wextra -Wconversion -Wshadow -Werror -O1", *words)
     (inputs,) = random_inputs(compiled.graph, 1)
     (tmp_path / "in").write_bytes(next(iter(inputs.values())).tobytes())
@@ -162,13 +169,13 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("shim") / "shim.so"
     driver = HERE.parent / "dovetail" / "targets" / "opencl" / "driver"
     flags = ("-shared", "-fPIC", "-Wl,--no-as-needed", f"-I{driver}")
-    subprocess.run(["cc", *flags, "-o", path, HERE / "opencl_shim.c", LIBRARY, "-ldl"], check=True)
+    subprocess.run(["cc", *flags, "-o", path, HERE / "opencl_shim.c", library(), "-ldl"], check=True)
     return path
 
 
 def put_before(shim: Path, log: Path, monkeypatch: pytest.MonkeyPatch, **settings: str) -> None:
     """Puts the shim before the real library for what runs from now on; it lists the calls in `log`."""
-    real = LIBRARY.removeprefix("-l:")
+    real = library().removeprefix("-l:")
     given = {**environment(), VARIABLE: str(shim), "OPENCL_REAL": real, "OPENCL_LOG": str(log), **settings}
     for name, value in given.items():
         monkeypatch.setenv(name, value)
@@ -266,7 +273,11 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     summary = printed("compile", model, "--target", "opencl", "-o", build)
     assert "11 of 12 layers and 100.0 % of 2,656,768 MACs on an engine" in summary
     report = printed("run", build)
-    assert "on opencl (host" in report and "100.0 % on opencl" in report
+    assert "on opencl (host" in report and "100.0 % on opencl" in report and "us of kernels, by the device's" in report
+    printed("run", build, "--json", str(tmp_path / "run.json"))
+    layers = json.loads((tmp_path / "run.json").read_text())["layers"]
+    assert all((layer["nanoseconds"] or 0) > 0 for layer in layers if layer["engine"] == "opencl")
+    assert all(layer["nanoseconds"] is None is layer["cycles"] for layer in layers if layer["engine"] == "core")
     rows = json.loads(printed("explain", model, "--target", "opencl", "--json"))["layers"]
     assert [row["name"] for row in rows if row["engine"] != "opencl"] == ["reshape_10", "softmax_12"]
 

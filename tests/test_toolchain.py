@@ -251,6 +251,14 @@ def test_host_code_runs_and_keeps_its_state(tmp_path: Path) -> None:
             session.run([{"inn": b"1"}], {})
 
 
+def test_a_driver_tells_the_time_of_each_layer(tmp_path: Path) -> None:
+    """Each inference's own; nothing where no driver takes it."""
+    source = "#include <stdint.h>\nuint64_t *dovetail_nanoseconds;\nvoid run(void) { dovetail_nanoseconds[1] += 1500; }"
+    for text, expected in ((source, (0, 1500, 0)), ("void run(void) {}", ())):
+        with HostSession(host_library(tmp_path, text), "run", layers=3) as session:
+            assert [one.layer_nanoseconds for one in session.run([{}, {}], {}).inferences] == [expected] * 2
+
+
 def test_host_code_that_crashes_or_is_missing_is_an_error(tmp_path: Path) -> None:
     library = host_library(tmp_path, "void run(void) { *(volatile int *)0 = 1; }\nvoid hang(void) { for (;;) { } }")
     with pytest.raises(SimulationError, match=r"died \(signal 11\)"):

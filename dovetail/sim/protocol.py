@@ -75,6 +75,8 @@ class HostSetup:
     """Shared library with the network."""
     entry: str
     """Name of the library's function for one inference."""
+    layers: int = 0
+    """Number of layers, for drivers that take the time of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,8 @@ class InferenceResult:
     """Memory -> bytes cores read and wrote, where the target says what a byte costs."""
     nanoseconds: int | None = None
     """Time it took on this computer; None on a simulated chip."""
+    layer_nanoseconds: tuple[int, ...] = ()
+    """Time an engine's device took for each layer, where its driver has `dovetail_nanoseconds`; empty elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)

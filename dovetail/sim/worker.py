@@ -169,16 +169,22 @@ class HostSession(WorkerSession):
     Args:
         library: what `compile_host` made. entry: the model's entry point, void f(void).
         timeout: seconds a single request may take. environment: further environment variables of the process.
+        layers: number of layers, each of which drivers may take the time of.
 
     Raises:
         SimulationError: the library cannot be loaded or has no such entry point.
     """
 
     def __init__(
-        self, library: Path, entry: str, timeout: float = DEFAULT_TIMEOUT, environment: Mapping[str, str] | None = None
+        self,
+        library: Path,
+        entry: str,
+        timeout: float = DEFAULT_TIMEOUT,
+        environment: Mapping[str, str] | None = None,
+        layers: int = 0,
     ) -> None:
         super().__init__("dovetail.sim.worker", timeout, environment)
-        self.load(HostSetup(library.resolve(), entry))
+        self.load(HostSetup(library.resolve(), entry, layers))
 
 
 def simulate(
@@ -286,6 +292,7 @@ def load(content: Content) -> Runner:
         hint = "host code calls reference functions, not engine drivers"
         raise SimulationError(f"the library cannot be used: {error}", where=setup.library.name, hint=hint) from None
     entry.restype = None
+    times = _times(library, setup.layers)
 
     def run(request: RunRequest) -> SimulationResult:
         """For each set of inputs: place them, run once, read the outputs."""
@@ -293,6 +300,8 @@ def load(content: Content) -> Runner:
         for inputs in request.inputs:
             for symbol, data in inputs.items():
                 ctypes.memmove(_buffer(library, symbol, len(data)), data, len(data))
+            if times is not None:
+                ctypes.memset(times, 0, ctypes.sizeof(times))
             begin = time.perf_counter_ns()
             entry()
             taken = time.perf_counter_ns() - begin
@@ -302,10 +311,20 @@ def load(content: Content) -> Runner:
                     status = ctypes.c_int32.in_dll(library, "dovetail_failure_status")
                     raise call_failed(what.decode(errors="replace"), status.value)
             outputs = {symbol: bytes(_buffer(library, symbol, size)) for symbol, size in request.outputs.items()}
-            found.append(InferenceResult(outputs, nanoseconds=taken))
+            found.append(InferenceResult(outputs, nanoseconds=taken, layer_nanoseconds=tuple(times or ())))
         return SimulationResult(tuple(found))
 
     return run
+
+
+def _times(library: ctypes.CDLL, layers: int) -> ctypes.Array[ctypes.c_uint64] | None:
+    """Where a driver puts the nanoseconds of each layer; None without one that takes them."""
+    with contextlib.suppress(ValueError):
+        pointer = ctypes.POINTER(ctypes.c_uint64).in_dll(library, "dovetail_nanoseconds")
+        times = (ctypes.c_uint64 * layers)()
+        ctypes.pointer(pointer)[0] = ctypes.cast(times, type(pointer))
+        return times
+    return None
 
 
 def _buffer(library: ctypes.CDLL, symbol: str, size: int) -> ctypes.Array[ctypes.c_ubyte]:

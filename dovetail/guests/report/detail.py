@@ -106,7 +106,10 @@ def _without_least(layers: Sequence[Json]) -> list[Json]:
     return [dict(Note(Kind.FIGURES, text).to_json()) for text in said]
 
 
-_SUMS = ("time", "cycles", "waiting", "engine_cycles", "dma_cycles", "least", "bound", "macs", "bytes_moved")
+_SUMS = (
+    *("time", "cycles", "waiting", "engine_cycles", "dma_cycles"),
+    *("least", "bound", "macs", "bytes_moved", "nanoseconds"),
+)
 """Figures of a layer of the model that are the sums of its parts'."""
 
 

@@ -34,6 +34,7 @@ LAYER_FIGURES = (
     ("cycles", "cycles until the core goes on to the next layer"),
     ("waiting", "of these, waits of the core"),
     ("engine_cycles", "cycles its engine is busy"),
+    ("nanoseconds", "nanoseconds of its kernels on the device"),
     ("modelled_cycles", "cycles by its cost model"),
     ("least", "cycles of the whole layer by its cost model"),
     ("bound", "fewest cycles on this hardware"),

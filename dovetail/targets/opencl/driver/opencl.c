@@ -20,6 +20,8 @@ OPENCL_FUNCTIONS(DECLARED)
 #endif
 
 const char *dovetail_layer = "the beginning";
+uint32_t dovetail_layer_index;
+uint64_t *dovetail_nanoseconds;
 
 static const opencl_network *opened;
 static cl_device_id device;
@@ -30,6 +32,7 @@ static cl_mem memory; /* the device's copy of the network's */
 static uint32_t constants_known;
 static cl_event started[MOST_STARTED];
 static const char *started_by[MOST_STARTED];
+static uint32_t started_for[MOST_STARTED];
 static uint32_t started_count;
 static cl_mem parts[MOST_PARTS]; /* of the kernel that is being started */
 static uint32_t part_count;
@@ -132,7 +135,7 @@ void opencl_open(const opencl_network *network)
     choose_device();
     context = clCreateContext(NULL, 1, &device, NULL, NULL, &code);
     check("clCreateContext", code);
-    queue = clCreateCommandQueue(context, device, 0, &code);
+    queue = clCreateCommandQueue(context, device, dovetail_nanoseconds != NULL ? CL_QUEUE_PROFILING_ENABLE : 0u, &code);
     check("clCreateCommandQueue", code);
     if (network->lines != 0u) {
         program = clCreateProgramWithSource(context, network->lines, network->source, NULL, &code);
@@ -149,6 +152,16 @@ static size_t place_of(const uint8_t *first)
     return (size_t)(first - opened->memory);
 }
 
+/* Adds the time of a kernel that has ended to its layer's. */
+static void add_time(cl_event event, uint32_t layer)
+{
+    uint64_t start, end;
+    check("clGetEventProfilingInfo",
+          clGetEventProfilingInfo(event, CL_PROFILING_COMMAND_START, sizeof start, &start, NULL));
+    check("clGetEventProfilingInfo", clGetEventProfilingInfo(event, CL_PROFILING_COMMAND_END, sizeof end, &end, NULL));
+    dovetail_nanoseconds[layer] += end - start;
+}
+
 /* After a call that waited for the kernels started so far: how they ended comes first, then how the call did. */
 static void look_back(const char *call, cl_int code)
 {
@@ -161,6 +174,9 @@ static void look_back(const char *call, cl_int code)
         }
         if (code == CL_SUCCESS) {
             check("clGetEventInfo", known);
+            if (dovetail_nanoseconds != NULL) {
+                add_time(started[i], started_for[i]);
+            }
             check("clReleaseEvent", clReleaseEvent(started[i]));
         }
     }
@@ -261,6 +277,7 @@ void opencl_run(opencl_kernel *kernel, const size_t *items, const size_t *group)
     }
     check("clEnqueueNDRangeKernel", clEnqueueNDRangeKernel(queue, kernel->handle, 3, NULL, items, group, 0, NULL,
                                                            &started[started_count]));
+    started_for[started_count] = dovetail_layer_index;
     started_by[started_count++] = dovetail_layer;
     while (part_count > 0u) { /* the device keeps them until the kernel has ended */
         check("clReleaseMemObject", clReleaseMemObject(parts[--part_count]));

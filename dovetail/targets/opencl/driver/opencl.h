@@ -13,8 +13,13 @@
 
 /* What is computed now, for messages: the function a layer is. */
 extern const char *dovetail_layer;
+extern uint32_t dovetail_layer_index;
 #undef DOVETAIL_MARK
-#define DOVETAIL_MARK(index) (dovetail_layer = __func__, (void)(index))
+#define DOVETAIL_MARK(index) (dovetail_layer = __func__, dovetail_layer_index = (uint32_t)(index))
+
+/* Null, or an element for each layer, set before the first inference: the nanoseconds that the device took for the
+   layer's kernels are added there, at the latest when a result is brought back. */
+extern uint64_t *dovetail_nanoseconds;
 
 /* Constants of a layer; they stay on the device from the first inference on. */
 typedef struct {

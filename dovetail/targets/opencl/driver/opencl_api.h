@@ -35,6 +35,9 @@ typedef struct {
 #define CL_BUFFER_CREATE_TYPE_REGION 0x1220u
 #define CL_PROGRAM_BUILD_LOG 0x1183u
 #define CL_EVENT_COMMAND_EXECUTION_STATUS 0x11D3u
+#define CL_QUEUE_PROFILING_ENABLE 2u
+#define CL_PROFILING_COMMAND_START 0x1282u
+#define CL_PROFILING_COMMAND_END 0x1283u
 
 /* F(result, name, parameters) for every function. */
 #define OPENCL_FUNCTIONS(F) \
@@ -63,15 +66,17 @@ typedef struct {
                                        const size_t *, cl_uint, const cl_event *, cl_event *)) \
     F(cl_int, clFinish, (cl_command_queue)) \
     F(cl_int, clGetEventInfo, (cl_event, cl_uint, size_t, void *, size_t *)) \
+    F(cl_int, clGetEventProfilingInfo, (cl_event, cl_uint, size_t, void *, size_t *)) \
     F(cl_int, clReleaseEvent, (cl_event))
 
 /* F(code) for the errors those functions return. */
 #define OPENCL_ERRORS(F) \
     F(DEVICE_NOT_FOUND, -1) F(DEVICE_NOT_AVAILABLE, -2) F(COMPILER_NOT_AVAILABLE, -3) \
     F(MEM_OBJECT_ALLOCATION_FAILURE, -4) F(OUT_OF_RESOURCES, -5) F(OUT_OF_HOST_MEMORY, -6) \
-    F(BUILD_PROGRAM_FAILURE, -11) F(MISALIGNED_SUB_BUFFER_OFFSET, -13) \
+    F(PROFILING_INFO_NOT_AVAILABLE, -7) F(BUILD_PROGRAM_FAILURE, -11) F(MISALIGNED_SUB_BUFFER_OFFSET, -13) \
     F(EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST, -14) F(INVALID_VALUE, -30) F(INVALID_DEVICE, -33) \
-    F(INVALID_CONTEXT, -34) F(INVALID_COMMAND_QUEUE, -36) F(INVALID_MEM_OBJECT, -38) F(INVALID_BINARY, -42) \
+    F(INVALID_CONTEXT, -34) F(INVALID_QUEUE_PROPERTIES, -35) F(INVALID_COMMAND_QUEUE, -36) \
+    F(INVALID_MEM_OBJECT, -38) F(INVALID_BINARY, -42) \
     F(INVALID_PROGRAM, -44) F(INVALID_PROGRAM_EXECUTABLE, -45) F(INVALID_KERNEL_NAME, -46) \
     F(INVALID_KERNEL, -48) F(INVALID_ARG_INDEX, -49) F(INVALID_ARG_VALUE, -50) F(INVALID_ARG_SIZE, -51) \
     F(INVALID_KERNEL_ARGS, -52) F(INVALID_WORK_GROUP_SIZE, -54) F(INVALID_WORK_ITEM_SIZE, -55) \
