@@ -63,6 +63,8 @@ MEMORY = 1 << 30
 """Most bytes a trial takes beside what is loaded before it."""
 SMALLER = 12
 """How many other models of the family are tried in place of one that fails."""
+UNDER_LOAD = r"the simulator's process died|not a readable ELF file"
+"""What a system without memory or room gives: such a trial is made once more before it counts."""
 GOOD = ("ran", "compiled", "refused", "not drawn", "no device")
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
@@ -104,6 +106,8 @@ class Ended:
     """More than before it."""
     size: int = 0
     """Bytes of the model's file."""
+    again: str = ""
+    """How it ended at first, where it was made once more."""
 
     @property
     def sign(self) -> str:
@@ -359,6 +363,9 @@ def fuzz(folder: Path, seconds: float, jobs: int, seed: int, count: int = 1 << 4
     within = iter(lambda: next(waiting, None) if time.monotonic() < until else None, None)
     with log.open("a") as file:
         for one, ended in several(within, jobs):
+            if re.search(UNDER_LOAD, ended.what):
+                ended = replace(alone(one)[0], again=ended.sign)
+                counts["made once more"] += 1
             sign = "" if ended.outcome in GOOD else ended.sign
             file.write(json.dumps({**asdict(one), **asdict(ended), "sign": sign}, default=str) + "\n")
             file.flush()

@@ -17,6 +17,8 @@ scheduled: all must give equal bytes and leave nothing else behind.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import os
 import random
 import shutil
@@ -28,6 +30,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
+
+from dovetail.cli.main import main as main_of_dovetail
 
 EVERY = 5
 """Kills between two runs to the end."""
@@ -105,21 +110,36 @@ class Trial:
 
     def run(self, delay: float | None) -> int | None:
         """Run it; its status, None where it was killed after `delay` seconds."""
-        environment = {**os.environ, "DOVETAIL_CACHE": str(self.cache)}
-        arguments = [sys.executable, "-m", "dovetail", *self.command.arguments]
-        process = subprocess.Popen(
-            arguments, cwd=self.folder, env=environment, start_new_session=True,
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        )  # fmt: skip
+        if not (process := os.fork()):
+            self._command()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.setpgid(process, process)  # as the command does: one of them comes first
+        until = None if delay is None else time.monotonic() + delay
+        while not (ended := os.waitpid(process, os.WNOHANG))[0]:
+            if until is not None and time.monotonic() > until:
+                os.killpg(process, signal.SIGKILL)
+                os.waitpid(process, 0)
+                return None
+            time.sleep(0.001)
+        if ended[1]:
+            print((self.folder / "said").read_text()[-600:])
+        return ended[1]
+
+    def _command(self) -> NoReturn:
+        """Be the command, with the modules imported before."""
+        os.setpgrp()
+        os.chdir(self.folder)
+        os.environ["DOVETAIL_CACHE"] = str(self.cache)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(os.open("said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+        status = 1
         try:
-            told = process.communicate(timeout=delay)[1]
-            if process.returncode:
-                print(told.decode()[-600:])
-            return process.returncode
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            return None
+            main_of_dovetail(self.command.arguments)
+        except SystemExit as ended:
+            status = ended.code if isinstance(ended.code, int) else int(bool(ended.code))
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
 
     def outputs(self) -> Mapping[str, Mapping[str, bytes]]:
         """What is there of its outputs."""
@@ -129,10 +149,13 @@ class Trial:
 
 def main() -> int:
     """Kill, look, tell; the status is 1 where anything was wrong."""
+    for name in ("compile", "run", "report", *(f"guests.{one}.command" for one in ("ptq", "tune", "sweep", "mesh"))):
+        importlib.import_module(f"dovetail.{name}")  # once, and not after each kill
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20, help="of each command")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", action="append", help="only this command; may be repeated")
+    parser.add_argument("--warm", action="store_true", help="with what an undisturbed run leaves in the cache")
     parser.add_argument("--together", type=int, help="no kills: so many compiles at once")
     given = parser.parse_args()
     if given.together:
@@ -140,21 +163,27 @@ def main() -> int:
     wrong = 0
     for command in COMMANDS:
         if not given.only or command.name in given.only:
-            wrong += disturbed(command, given.kills, random.Random(f"{given.seed} {command.name}"))
+            wrong += disturbed(command, given.kills, given.warm, random.Random(f"{given.seed} {command.name}"))
     return int(wrong > 0)
 
 
-def disturbed(command: Command, kills: int, generator: random.Random) -> int:
+def disturbed(command: Command, kills: int, warm: bool, generator: random.Random) -> int:
     """Kill a command so often; how much was wrong."""
     with tempfile.TemporaryDirectory() as place:
         whole, trial = Trial(command, Path(place) / "whole"), Trial(command, Path(place) / "killed")
         for one in (whole, trial):
             models(one.folder)
-        began = time.monotonic()
-        if whole.run(None) != 0:
-            print(f"{command.name}: it fails without being killed")
-            return 1
+        for _ in range(1 + warm):  # the second one finds what the first has left
+            begin_again(whole)
+            began = time.monotonic()
+            if whole.run(None) != 0:
+                print(f"{command.name}: it fails without being killed")
+                return 1
         seconds, wanted = time.monotonic() - began, whole.outputs()
+        if warm:
+            if whole.cache.exists():
+                shutil.copytree(whole.cache, trial.cache, dirs_exist_ok=True)
+            begin_again(trial)
         done, ended, faults, before = 0, 0, [], trial.command.finished(trial.folder, trial.cache)
         while done < kills:
             status = trial.run(None if ended < done // EVERY else generator.uniform(0, seconds))
@@ -168,7 +197,11 @@ def disturbed(command: Command, kills: int, generator: random.Random) -> int:
             if status == 0:
                 begin_again(trial)
                 before = frozenset()
-        print(f"{command.name}: {done} kills, {ended} runs to the end, {len(faults)} faults", *sorted(set(faults))[:3])
+        print(
+            f"{command.name}: {done} kills, {ended} runs to the end, {len(faults)} faults",
+            *sorted(set(faults))[:3],
+            flush=True,
+        )
     return len(faults)
 
 

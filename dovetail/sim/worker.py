@@ -318,7 +318,7 @@ def load(content: Content) -> Runner:
 
 
 def _times(library: ctypes.CDLL, layers: int) -> ctypes.Array[ctypes.c_uint64] | None:
-    """Where a driver puts the nanoseconds of each layer; None without one that takes them."""
+    """The array for the nanoseconds of each layer, given to a driver that takes them; None without one."""
     with contextlib.suppress(ValueError):
         pointer = ctypes.POINTER(ctypes.c_uint64).in_dll(library, "dovetail_nanoseconds")
         times = (ctypes.c_uint64 * layers)()
