@@ -9,21 +9,23 @@ from math import gcd, lcm
 from typing import NamedTuple
 
 from dovetail.kernels.c import Lines, block, indent, loop
-from dovetail.kernels.window import WindowGeometry
+from dovetail.kernels.window import Pair, WindowGeometry
 
 TYPES = {"moved_word": "uint32_t", "moved_half": "uint16_t"}
 """Names that the statements give to types, which alias any other."""
 _WORD = 4
 _GROUP = 64
 """Bytes of a line that a turn moves."""
-_MOST_WORDS = 160
+_MOST_WORDS = 320
 """Words put together by statements of their own, in all the ways in which rows lie."""
 _LEAST_WORDS = 16
 """Words that a turn puts together, as far as there are so many."""
 _LEAST_RUN = 2
 """Bytes side by side: single ones are moved one by one."""
-_MOST_ROWS = 5
-"""Rows of a kernel."""
+_MOST_AT_HAND = 40
+"""Words of the source up to which all are loaded first, though a compiler keeps some on the stack."""
+_REGISTERS = 16
+"""Words that are loaded together where there are more."""
 
 
 class _WordPart(NamedTuple):
@@ -122,15 +124,27 @@ class ByteRow:
     def _moved(self, start: int, stop: int, read: set[int]) -> Lines:
         """Bytes from one place of the row up to another; `read` are the words that are at hand."""
         places = [(self.ahead + byte, self._place(byte)) for byte in range(start, stop)]
-        wanted = sorted({place // _WORD for _, place in places} - read)
+        words = [list(same) for _, same in groupby(places, lambda one: one[0] // _WORD)]
+        if len({place // _WORD for _, place in places}) <= _MOST_AT_HAND:
+            return self._at_once(words, read)
+        lines, some = Lines(), list[list[Pair]]()
+        for word in words:
+            if len({place // _WORD for part in (*some, word) for _, place in part}) > _REGISTERS:
+                lines, some = [*lines, *_braced(self._at_once(some, set()))], []
+            some.append(word)
+        return [*lines, *_braced(self._at_once(some, set()))]
+
+    def _at_once(self, words: Sequence[Sequence[Pair]], read: set[int]) -> Lines:
+        """Words of the result, from the places of their bytes in both; all that they need is loaded first."""
+        wanted = sorted({place // _WORD for word in words for _, place in word} - read)
         read.update(wanted)
         lines = [f"const uint32_t w{word} = *({_pointer('moved_word', 'from', _WORD * word)};" for word in wanted]
-        for to, same in groupby(places, lambda one: one[0] // _WORD):
+        for word in words:
             parts = [
                 _WordPart((run := list(alike))[0][0] % _WORD, run[0][1] // _WORD, run[0][1] % _WORD, len(run))
-                for _, alike in groupby(same, lambda one: (one[1] // _WORD, one[1] - one[0]))
+                for _, alike in groupby(word, lambda one: (one[1] // _WORD, one[1] - one[0]))
             ]
-            lines += _stored(_WORD * to, parts, self.store)
+            lines += _stored(word[0][0] // _WORD * _WORD, parts, self.store)
         return lines
 
 
@@ -226,6 +240,20 @@ def filled(ahead: int, start: int, count: int, value: int) -> Lines:
     return lines
 
 
+def bytes_moved(target: str, source: str, size: int) -> Lines:
+    """Statements that move bytes one by one, eight of them loaded before they are stored: a load's byte is there a
+    cycle later. `target` and `source` are C text of pointers."""
+
+    def some(start: int, stop: int) -> Lines:
+        loaded = [f"const uint8_t b{at} = from[{at}];" for at in range(start, stop)]
+        return _braced([*loaded, *(f"to[{at}] = b{at};" for at in range(start, stop))])
+
+    pointers = [f"uint8_t *to = (uint8_t *)({target});", f"const uint8_t *from = (const uint8_t *)({source});"]
+    turns, left = divmod(size, 16)
+    whole = [*some(0, 8), *some(8, 16), "from += 16;", "to += 16;"]
+    return [*pointers, *loop("turn", turns, whole), *some(0, min(left, 8)), *some(8, left)]
+
+
 def pad_rows(start: int, count: int, size: int, pitch: int, store: int) -> MovedRows:
     """Rows of `size` bytes one behind the other, moved to places `pitch` apart, the first at `start`; a store takes
     `store` cycles."""
@@ -261,7 +289,7 @@ def patch_rows(window: WindowGeometry, store: int) -> MovedRows | None:
         ByteRow(tuple(kind * down % _WORD + tap for tap in taps), pixels * step, size, kind * size % _WORD, store)
         for kind in kinds
     )
-    fits = run >= _LEAST_RUN and rows <= _MOST_ROWS and sum(row.words for row in made) <= _MOST_WORDS
+    fits = run >= _LEAST_RUN and sum(row.words for row in made) <= _MOST_WORDS
     return MovedRows(made, window.outputs[0], (down, size)) if fits else None
 
 

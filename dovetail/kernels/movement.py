@@ -62,7 +62,7 @@ from dovetail.kernels.kernel import (
     refuse,
     turns_of_family,
 )
-from dovetail.kernels.moved_words import TYPES, MovedRows, filled, pad_rows, patch_rows
+from dovetail.kernels.moved_words import TYPES, MovedRows, bytes_moved, filled, pad_rows, patch_rows
 from dovetail.kernels.registry import TURNS, kernel
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.window import COLUMN, ROW, Nest, anchored, window_of
@@ -76,7 +76,7 @@ _LINE = 16
 _LEAST_ROW = 4
 """Bytes of a row of a padded result that is moved in words."""
 _GAP = 64
-"""Bytes between rows that are filled by statements of their own."""
+"""Bytes between rows that are filled by statements of their own; of a run that is never moved byte by byte."""
 
 
 def _boxes(scope: KernelScope) -> Iterator[tuple[int, Box, Walk]]:
@@ -219,13 +219,15 @@ def _pad(scope: KernelScope, operator: Pad) -> KernelWriter:
     return scope.writer(body)
 
 
-def _run(scope: KernelScope, length: int, channel_base: str, source: str) -> Lines:
+def _run(scope: KernelScope, length: int, channel_base: str, source: str, apart: bool = False) -> Lines:
     """Statements that take `length` neighbouring elements, behind a pointer or all the same number (`source`), to the
-    result from flat index `place` on, which is at `channel_base` along its last axis."""
+    result from flat index `place` on, which is at `channel_base` along its last axis; `apart`: byte by byte."""
     kind = scope.source_dtype
     number = source.lstrip("-").isdigit()
     if not scope.tree and number and kind.bits <= 8:
         return [f"__builtin_memset(output + place, {int(source) & 255}, {length});"]
+    if not scope.tree and not number and apart:
+        return bytes_moved("output + place", source, length * kind.numpy.itemsize)
     if not scope.tree and not number and length * kind.numpy.itemsize >= SHORT:
         return [f"__builtin_memcpy(output + place, {source}, {length * kind.numpy.itemsize});"]
     index = anchored(scope.output_shape, "place + channel", total(channel_base, "channel"))
@@ -235,7 +237,7 @@ def _run(scope: KernelScope, length: int, channel_base: str, source: str) -> Lin
     return [*head, *block(f"for (int32_t channel = 0; channel < {length}; ++channel)", lines)]
 
 
-def _im2col(scope: KernelScope) -> Lines:
+def _im2col(scope: KernelScope, apart: bool = False) -> Lines:
     taps = Nest(scope, window_of(scope))
     window, (rows, columns) = taps.window, taps.window.kernel
     whole_rows = not window.any_padded and window.contiguous_columns
@@ -244,7 +246,7 @@ def _im2col(scope: KernelScope) -> Lines:
     place = total(taps.output_index(rows * columns * window.channels), tap)
     source = total(scope.input(scope.source(), "input"), taps.input_index("top", "left"))
     length = window.channels * (columns if whole_rows else 1)
-    lines = _run(scope, length, tap, source)
+    lines = _run(scope, length, tap, source, apart)
     if window.any_padded:
         height, width = window.size
         inside = f"if (top >= 0 && top < {height} && left >= 0 && left < {width})"
@@ -269,14 +271,14 @@ def _patch_rows(scope: KernelScope) -> MovedRows | None:
 @kernel(Im2col, windowed=True)
 def _patches(scope: KernelScope, operator: Im2col) -> KernelWriter:
     def body() -> Lines:
-        window, plain, moved = window_of(scope), _im2col(scope), _patch_rows(scope)
+        window, moved = window_of(scope), _patch_rows(scope)
+        plain = _im2col(scope, moved is None and _by_bytes(scope))
         if moved is None:
             return plain
         pitch, run = window.size[1] * window.channels, window.kernel[1] * window.channels
         begun, last = moved.begun(window.size[0] * pitch, window.kernel[0] * run)
-        place = f"column * {window.stride[1] * window.channels} + tap * {pitch}"
-        to = f"(column * {window.kernel[0]} + tap) * {run}"
-        copied = [f"__builtin_memcpy(target + {to}, source + {place}, {run});"]
+        place = f"source + column * {window.stride[1] * window.channels} + tap * {pitch}"
+        copied = bytes_moved(f"target + (column * {window.kernel[0]} + tap) * {run}", place, run)
         last = [*last, *loop("column", window.outputs[1], loop("tap", window.kernel[0], copied), begun)]
         return _by_words(scope, moved, (window.batch, window.size[0] * pitch), plain, last)
 
@@ -411,16 +413,31 @@ _BYTES = 1.15
 @kernel(Im2col, table=TURNS)
 def _patch_turns(scope: KernelScope) -> Turns:
     window, moved = window_of(scope), _patch_rows(scope)
-    (height, columns), channels, images = window.kernel, window.channels, window.batch * window.outputs[0]
+    images = window.batch * window.outputs[0]
     if moved is not None:
-        cycles = sum(kind.cycles for kind in moved.kinds) / len(moved.kinds)
-        return turns_of_family("move", {"call": 1, "byte": images * cycles * _BYTES})
-    whole = not window.any_padded and window.contiguous_columns
-    run, size = columns * channels, scope.result.dtype.numpy.itemsize
-    count, rows = (run, height) if whole else (channels, height * columns)
+        cycles = images * sum(kind.cycles for kind in moved.kinds) / len(moved.kinds)
+        return turns_of_family("move", {"call": 1, "byte": cycles * _BYTES})
+    ((count, rows), alike), runs = _patch_runs(scope), images * window.outputs[1]
+    own = {"byte": runs * rows * (2 * count + 6.4) * _BYTES}
+    own = own if _by_bytes(scope) else _run_turns(scope, runs * rows, count, True, alike)
+    return turns_of_family("move", {"call": 1, **own})
+
+
+def _patch_runs(scope: KernelScope) -> tuple[tuple[int, int], float]:
+    """Elements of a run of a patch, runs of a patch, and the share that begins alike in words."""
+    window, size = window_of(scope), scope.result.dtype.numpy.itemsize
+    (height, columns), channels = window.kernel, window.channels
+    whole, run = not window.any_padded and window.contiguous_columns, columns * channels
     steps = run - window.size[1] * channels, height * run - window.stride[1] * channels
-    alike, runs = _alike([0, *(size * step for step in steps)]), images * window.outputs[1] * rows
-    return turns_of_family("move", {"call": 1, **_run_turns(scope, runs, count, True, alike)})
+    return (run, height) if whole else (channels, height * columns), _alike([0, *(size * step for step in steps)])
+
+
+def _by_bytes(scope: KernelScope) -> bool:
+    """Whether runs of patches lie so in words that memcpy takes longer than bytes moved one by one."""
+    ((count, _), alike), core = _patch_runs(scope), scope.core
+    size = count * scope.result.dtype.numpy.itemsize
+    in_words = size < SHORT or (alike == 1 and (size % 4 == 0 or size >= _GAP))
+    return core.aligned > 0 and not (scope.tree or scope.compact or in_words)
 
 
 def _alike(distances: Sequence[int]) -> float:
