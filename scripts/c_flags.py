@@ -3,10 +3,10 @@
     python scripts/c_flags.py [--builds 100] [--first 0] [--analyse] [--sanitise]
 
 The builds are those of scripts/fuzz.py, by number. Each source for this computer is compiled with every level of
-optimisation, for 64 and 32 bits, with `WARNINGS`; with `--analyse` also by gcc's -fanalyzer, and by cppcheck where it
-is installed. With `--sanitise`, an inference of random bytes runs with the sanitisers of addresses and of undefined
-behaviour. Prints each warning once, with a build that has it; ends with 1 where there is one that `EXCEPTIONS` does not
-list.
+optimisation, for 64 and 32 bits, with `WARNINGS`; with `--analyse` also by gcc's -fanalyzer, and by cppcheck and
+clang-tidy where they are installed. With `--sanitise`, an inference of random bytes runs with the sanitisers of
+addresses and of undefined behaviour. Prints each warning once, with a build that has it; ends with 1 where there is one
+that `EXCEPTIONS` does not list.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -46,6 +46,14 @@ EXCEPTIONS = {
     "unused function 'halved'": "clang; on RV64 the helper that calls it does not",
     "[shiftTooManyBitsSigned]": "cppcheck; a shift by 31 keeps the sign with every compiler for these cores",
     "[invalidLifetime]": "cppcheck; it thinks that OpenCL keeps the pointer that errors are given by",
+    "[bugprone-easily-swappable-parameters]": "clang-tidy; kernels take several pointers, or sizes, of one type",
+    "[bugprone-implicit-widening-of-multiplication-result]": "clang-tidy; every offset within a build has 32 bits",
+    "[bugprone-signed-char-misuse": "clang-tidy; elements of int8 are numbers",
+    "padding bytes, where 0 is optimal": "clang-tidy; tables of addresses, of 64 bits on this computer only",
+    "[cert-err33-c] fprintf(stderr": "clang-tidy; nobody can be told that a message was not written",
+    "[cert-err33-c] OPENCL_FUNCTIONS(LOADED)": "clang-tidy; the same, in a macro",
+    "[bugprone-macro-parentheses]": "clang-tidy; arguments of opencl.c's table of functions are types and names",
+    "[bugprone-sizeof-expression] set(kernel, sizeof": "clang-tidy; OpenCL takes the size of a handle",
     "OpenCL library cannot be loaded": "no inference runs where there is no device",
 }
 """Part of a warning -> why it stays."""
@@ -92,6 +100,20 @@ def analysed(build: Path) -> Iterator[str]:
     command = [*CPPCHECK, "--template=warning: {message} [{id}] {file}:{line}", *folders, *sources]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     yield from (f"cppcheck all: {line}" for line in ended.stderr.splitlines() if line.startswith("warning:"))
+
+
+TIDY = ("clang-tidy", "--quiet", "--checks=-*,bugprone-*,cert-*,clang-analyzer-*")
+
+
+def tidied(build: Path) -> Iterator[str]:
+    """What clang-tidy says of a build, with the line of C."""
+    sources = [build / name for name in read_manifest(build).sources.host if name.endswith(".c")]
+    folders = [f"-I{build / name}" for name in ("src", "driver", "runtime", "include") if (build / name).is_dir()]
+    command = [*TIDY, *sources, "--", "-std=c99", "-DDOVETAIL_HOST", *folders]
+    lines = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
+    for said, line in pairwise([*lines, ""]):
+        if re.search("warning:|error:", said):
+            yield f"clang-tidy all: {said.rpartition('/')[2]} {line.strip()}"
 
 
 SANITISED = (
@@ -159,7 +181,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--builds", type=int, default=100)
     parser.add_argument("--first", type=int, default=0, help="number of the first trial")
-    parser.add_argument("--analyse", action="store_true", help="by gcc's analyser and cppcheck, too")
+    parser.add_argument("--analyse", action="store_true", help="by gcc's analyser, cppcheck and clang-tidy, too")
     parser.add_argument("--sanitise", action="store_true", help="run an inference under sanitisers, too")
     parser.add_argument("--fewer", action="store_true", help="one level of each compiler")
     given = parser.parse_args()
@@ -169,6 +191,7 @@ def main() -> None:
         if shutil.which(way[0])
     ]
     more = [analysed] if given.analyse and shutil.which(CPPCHECK[0]) else []
+    more += [tidied] if given.analyse and shutil.which(TIDY[0]) else []
     more += [sanitised] if given.sanitise else []
     made, kinds = found_in(given.first, given.builds, ways, more)
     print(*kinds.values(), f"{made} builds, {len(ways)} ways: {len(kinds)} kinds of warnings", sep="\n")

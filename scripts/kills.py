@@ -2,6 +2,7 @@
 same end as without kills.
 
     python scripts/kills.py --kills 200
+    python scripts/kills.py --pairs 100
     python scripts/kills.py --together 50
 
 Each command runs once undisturbed. Then it is killed (SIGKILL to it and every process it started) at a random moment
@@ -9,6 +10,9 @@ of that time, until there were so many kills; after each one, what lies in its f
 run left, file by file, and every few kills it is let run to its end. A failure is a file that is neither absent nor
 whole, a trial or a point that was finished and is gone, another end, or a status other than 0. The same seed gives the
 same delays.
+
+With --pairs, two compiles of one model for two targets write into one folder at once, so often: both must end well, and
+the folder must be that of one of them, whole.
 
 With --together, so many compiles of one model start at once with one empty cache instead, for a core whose loops are
 scheduled: all must give equal bytes and leave nothing else behind.
@@ -110,10 +114,7 @@ class Trial:
 
     def run(self, delay: float | None) -> int | None:
         """Run it; its status, None where it was killed after `delay` seconds."""
-        if not (process := os.fork()):
-            self._command()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.setpgid(process, process)  # as the command does: one of them comes first
+        process = self.start()
         until = None if delay is None else time.monotonic() + delay
         while not (ended := os.waitpid(process, os.WNOHANG))[0]:
             if until is not None and time.monotonic() > until:
@@ -122,8 +123,21 @@ class Trial:
                 return None
             time.sleep(0.001)
         if ended[1]:
-            print((self.folder / "said").read_text()[-600:])
+            print(self.said.read_text()[-600:])
         return ended[1]
+
+    @property
+    def said(self) -> Path:
+        """The file of its messages."""
+        return self.folder / f"{self.command.name}.said"
+
+    def start(self) -> int:
+        """Start it; the number of its process."""
+        if not (process := os.fork()):
+            self._command()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.setpgid(process, process)  # as the command does: one of them comes first
+        return process
 
     def _command(self) -> NoReturn:
         """Be the command, with the modules imported before."""
@@ -131,7 +145,7 @@ class Trial:
         os.chdir(self.folder)
         os.environ["DOVETAIL_CACHE"] = str(self.cache)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        os.dup2(os.open("said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+        os.dup2(os.open(self.said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
         status = 1
         try:
             main_of_dovetail(self.command.arguments)
@@ -157,9 +171,12 @@ def main() -> int:
     parser.add_argument("--only", action="append", help="only this command; may be repeated")
     parser.add_argument("--warm", action="store_true", help="with what an undisturbed run leaves in the cache")
     parser.add_argument("--together", type=int, help="no kills: so many compiles at once")
+    parser.add_argument("--pairs", type=int, help="no kills: so often, two different compiles into one folder at once")
     given = parser.parse_args()
     if given.together:
         return together(given.together)
+    if given.pairs:
+        return pairs(given.pairs, random.Random(given.seed))
     wrong = 0
     for command in COMMANDS:
         if not given.only or command.name in given.only:
@@ -203,6 +220,38 @@ def disturbed(command: Command, kills: int, warm: bool, generator: random.Random
             flush=True,
         )
     return len(faults)
+
+
+def pairs(count: int, generator: random.Random) -> int:
+    """Compile twice at once so often; the status."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "pairs"
+        models(folder)
+        words = COMMANDS[0].arguments
+        other = Command("other", tuple("riscv" if word == "ne16" else word for word in words), COMMANDS[0].outputs)
+        both, wholes, seconds = [Trial(one, folder) for one in (COMMANDS[0], other)], [], 0.0
+        for one in both:
+            one.run(None)
+            began = time.monotonic()
+            one.run(None)
+            seconds, wholes = time.monotonic() - began, [*wholes, contents(folder / "built")]
+        known, ends = {path.name for path in folder.iterdir()}, [0, 0]
+        failed = mixed = more = 0
+        for number in range(count):
+            shutil.rmtree(folder / "built")
+            started = [both[number % 2].start()]
+            time.sleep(generator.uniform(0, seconds / 2))
+            started.append(both[1 - number % 2].start())
+            wrong = [os.waitpid(process, 0)[1] for process in started]
+            failed += any(wrong)
+            if any(wrong):
+                print(*(one.said.read_text()[-600:] for one in both))
+            made = contents(folder / "built")
+            ends = [n + (made == whole) for n, whole in zip(ends, wholes, strict=True)]
+            mixed += made not in wholes
+            more += {path.name for path in folder.iterdir()} != known
+    print(f"{count} pairs: {failed} failed, {mixed} mixed ({ends} whole of each), {more} left something behind")
+    return int(failed or mixed or more)
 
 
 def together(count: int) -> int:

@@ -15,7 +15,7 @@ from dovetail.targets import BUILT_IN
 from oracles import TensorEntry, network_file, run_micro_often
 from property_batches import Case
 from random_qdq import QdqModel, Step, drawn
-from random_tflite import STEPS, image, products, windows
+from random_tflite import STEPS, bias, image, products, summed, weights, windows
 from random_tflite_more import STEPS as FURTHER
 from test_random_tflite_more import BY_LITERT
 from tflite_maker import Maker, words
@@ -25,10 +25,11 @@ POOLS = ("AVERAGE_POOL_2D", "MAX_POOL_2D")
 
 def _layer(
     m: Maker, x: int, outputs: int, kernel: int = 3, stride: int = 1, *, same: bool = True, depthwise: bool = False,
-    activation: int = 0, zero_point: int = 3, most: int = 127, factor: float = 0.0,
+    activation: int = 0, zero_point: int = 3, most: int = 127, factor: float = 0.0, dilation: tuple[int, int] = (1, 1),
+    across: int = 0,
 ) -> int:  # fmt: skip
     """A convolution with a scale for each channel and a bias; weights are at most `most`, results about sums times
-    `factor`, or fill their type."""
+    `factor`, or fill their type; the stride along columns is `across`, or that along rows."""
     batch, rows, columns, depth = m.shape(x)
     shape = (1, kernel, kernel, outputs) if depthwise else (outputs, kernel, kernel, depth)
     scales = tuple(2.0**-7 if m.ties else 0.01 * (1 + 0.07 * (channel % 11)) for channel in range(outputs))
@@ -38,14 +39,16 @@ def _layer(
     taps = kernel * kernel * (1 if depthwise else depth)
     reach = int(products(m, w, taps) * most / 127) + 1
     b = m.add(TensorEntry("b", (outputs,), "int32", steps, 0, m.rng.integers(-reach, reach, outputs).astype(np.int32)))
-    size = [windows(n, kernel, stride, same) for n in (rows, columns)]
+    strides = (stride, across or stride)
+    spans = zip((rows, columns), dilation, strides, strict=True)
+    size = [windows(n, (kernel - 1) * apart + 1, step, same) for n, apart, step in spans]
     y = m.add(m.entry((batch, *size, outputs), m.even(m.scale(x) * scales[0] / (factor or 60 / reach)), zero_point))
     kind = "DEPTHWISE_CONV_2D" if depthwise else "CONV_2D"
     multiplied = {"depthMultiplier": outputs // depth} if depthwise else {}
     return m.call(
         kind, [x, w, b], y, "DepthwiseConv2DOptions" if depthwise else "Conv2DOptions", 3, padding=int(not same),
-        strideH=stride, strideW=stride, dilationHFactor=1, dilationWFactor=1, fusedActivationFunction=activation,
-        **multiplied,
+        strideH=stride, strideW=strides[1], dilationHFactor=dilation[0], dilationWFactor=dilation[1],
+        fusedActivationFunction=activation, **multiplied,
     )  # fmt: skip
 
 
@@ -134,6 +137,57 @@ def clamped(m: Maker) -> list[int]:
     return [*found, *(_layer(m, x, 4, 1, zero_point=zero, most=3, factor=0.5) for zero in (127, -128))]
 
 
+def dilated(m: Maker) -> list[int]:
+    """Taps that are apart, by other steps along rows than along columns, with strides that differ too."""
+    x = m.add(m.entry((1, 9, 8, 4), 0.05, -6))
+    return [
+        _layer(m, x, 4, 3, stride, dilation=steps, across=across, same=same, depthwise=depthwise)
+        for steps, stride, across, same in (((2, 1), 1, 1, True), ((1, 3), 1, 1, False), ((3, 2), 1, 2, True))
+        for depthwise in (False, True)
+    ]
+
+
+def flattened(m: Maker) -> list[int]:
+    """Layers whose results are turned, or not, and read as rows by dense layers."""
+    found = []
+    for order in ((0, 1, 2, 3), (0, 3, 1, 2), (0, 2, 3, 1)):
+        turned = _moved(m, _layer(m, m.add(m.entry((2, 4, 3, 5), 0.05, 4)), 6), order)
+        flat = m.call("RESHAPE", [turned, m.integers((2, 72))], m.alike(turned, (2, 72)), "ReshapeOptions", 1)
+        w = weights(m, (7, 72), 0)
+        operands = [flat, w, *bias(m, flat, w, 7, 72)]
+        y = summed(m, (2, 7), flat, w, 72)
+        found.append(m.call("FULLY_CONNECTED", operands, y, "FullyConnectedOptions", 5, keepNumDims=False))
+    return found
+
+
+def shifted(m: Maker) -> list[int]:
+    """Values that only get another zero point, read by a layer, a pool and nobody."""
+    x = m.add(m.entry((1, 6, 5, 4), 0.05, -17))
+    found = []
+    for zero in (-16, 40, -128, 127):
+        moved = m.call("QUANTIZE", [x], m.add(m.entry(m.shape(x), 0.05, zero)), "QuantizeOptions")
+        found += [moved, _layer(m, moved, 3), _pool(m, moved, "MAX_POOL_2D", 2, 2)]
+    return found
+
+
+def averaged(m: Maker) -> list[int]:
+    """Means of many values, in the same steps and in others."""
+    found = []
+    for shape, axes in (
+        ((1, 24, 20, 3), (1, 2)),
+        ((1, 64, 64, 1), (1, 2)),
+        ((1, 2, 3, 700), (3,)),
+        ((1, 40, 5, 6), (1,)),
+    ):
+        x = m.add(m.entry(shape, 0.05, 21))
+        size = [1 if axis in axes else length for axis, length in enumerate(shape)]
+        for y in (m.alike(x, size), m.add(m.entry(size, 0.003, -9))):
+            found.append(m.call("MEAN", [x, m.integers(axes)], y, "ReducerOptions", keepDims=True))
+    whole = m.alike(x := m.add(m.entry((1, 19, 23, 5), 0.05, 3)), (1, 1, 1, 5))
+    sides = {"strideH": 1, "strideW": 1, "filterHeight": 19, "filterWidth": 23, "fusedActivationFunction": 0}
+    return [*found, m.call("AVERAGE_POOL_2D", [x], whole, "Pool2DOptions", padding=1, **sides)]
+
+
 def stacked(
     rows: int, columns: int, channels: int, kernel: int = 3, depthwise: bool = False
 ) -> Callable[[Maker], list[int]]:
@@ -178,6 +232,15 @@ def other_bias(m: QdqModel) -> str:
     return m.add("Conv", [x, w, m.add("DequantizeLinear", held, axis=0)], pads=[0, 1, 1, 0], strides=[2, 1])
 
 
+def other_zero(m: QdqModel) -> str:
+    """A value that only gets another zero point, before a convolution."""
+    x = m.real((1, 3, 5, 4), "int8")
+    scale, zero = (m.constants[name] for name in m.nodes[-1].input[1:])
+    held = [m.constant(scale), m.constant((zero // 2 + 9).astype(np.int8))]
+    moved = m.add("DequantizeLinear", [m.add("QuantizeLinear", [x, *held]), *held])
+    return m.add("Conv", [moved, m.weights((4, 3, 3, 3), 0)], pads=[1, 1, 1, 1])
+
+
 def widened(m: Maker) -> list[int]:
     """Few channels that become many, by powers of two: constants of many tiles are small."""
     m.ties = True
@@ -191,9 +254,10 @@ _STACKS = {
     "stacked_8_3": stacked(13, 4, 8, 3),
     "stacked_depthwise": stacked(9, 7, 24, 3, True),
 }
-_WIDE = (borders, slices, transposes, alike, rounded, clamped, widened, each, each_further)
+_NEWER = (dilated, flattened, shifted, averaged)
+_WIDE = (borders, slices, transposes, alike, rounded, clamped, widened, *_NEWER, each, each_further)
 TFLITE: Mapping[str, Callable[[Maker], list[int]]] = {**{step.__name__: step for step in _WIDE}, **_STACKS}
-ONNX: Mapping[str, Step] = {step.__name__: step for step in (unsigned, unsigned_sum, other_bias)}
+ONNX: Mapping[str, Step] = {step.__name__: step for step in (unsigned, unsigned_sum, other_bias, other_zero)}
 
 
 def made(name: str, seed: int) -> Case:
@@ -213,6 +277,7 @@ _SMALL = (
     ("kestrel", "sram.size", "2K"),
 )
 _WHOLE = *(step.__name__ for step in _WIDE[:-2]), *ONNX
+_ENGINES = ("ne16", "macarray", "gemmini", "kestrel", "diana", "vta")
 _TARGETS = [name for name in BUILT_IN if name != "opencl"]
 TRIED: Sequence[tuple[str, int, str, Mapping[str, object]]] = (
     *((name, 0, "riscv", {}) for name in (*_WHOLE, "each", "each_further")),
@@ -220,6 +285,7 @@ TRIED: Sequence[tuple[str, int, str, Mapping[str, object]]] = (
     *((name, 0, target, {"settings": {memory: size}}) for name in _STACKS for target, memory, size in _SMALL),
     *(("each", seed, target, {}) for seed, target in enumerate(_TARGETS, 1)),
     *(("each_further", seed, target, {}) for seed, target in enumerate(_TARGETS[::3], 1)),
+    *((step.__name__, 0, target, {}) for step in _NEWER for target in _ENGINES),
     *((name, 0, "cortex_m4", {}) for name in _WHOLE),
     *((name, 0, "riscv", {"optimize": "size"}) for name in _WHOLE),
 )
