@@ -23,14 +23,17 @@ sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
 
 from dovetail.compile import sample_inputs  # noqa: E402
 from dovetail.errors import TargetError  # noqa: E402
-from dovetail.guests.mesh.choice import Objective  # noqa: E402
 from dovetail.guests.mesh.compiled import with_compiler  # noqa: E402
 from dovetail.guests.mesh.cuts import Cut, PieceSizes, by_turns, core_clocks, rows_together  # noqa: E402
 from dovetail.guests.mesh.emit import emit_mesh  # noqa: E402
-from dovetail.guests.mesh.exact import run_exact  # noqa: E402
-from dovetail.guests.mesh.layers import MeshLayer, layers_of, output_layers  # noqa: E402
+from dovetail.guests.mesh.layers import MeshLayer, network_of  # noqa: E402
 from dovetail.guests.mesh.mapping import place_and_route  # noqa: E402
-from dovetail.guests.mesh.partition import MeshPartition, resident_section, sizes_of  # noqa: E402
+from dovetail.guests.mesh.partition import (  # noqa: E402
+    Objective,
+    piece_sizes,
+    resident_section,
+)
+from dovetail.guests.mesh.rack import run_exact  # noqa: E402
 from dovetail.guests.mesh.topology import build_topology  # noqa: E402
 from dovetail.ir.graph import Graph  # noqa: E402
 from dovetail.ir.operators.activation import FixedSoftmax  # noqa: E402
@@ -151,18 +154,17 @@ def executed(graph: Graph, sums: int, target: Target, mesh: Mesh) -> list[Stages
     """The pieces of a network, whole but for their sums, and what they took on elements of a chip."""
     target = replace(target, mesh=mesh)
     regions, topology = partition(graph, target), build_topology(mesh)
-    layers = layers_of(graph, regions)
-    cuts = [Cut(sums=sums if layer.on_array and layer.summed >= 4 * sums else 1) for layer in layers]
-    made = resident_section(layers, cuts, mesh)
-    parts = MeshPartition(graph, layers, output_layers(graph, layers, regions), mesh, Objective.LATENCY, (made,))
-    found = place_and_route(parts, topology)
+    network = network_of(graph, regions)
+    cuts = [Cut(sums=sums if layer.on_array and layer.summed >= 4 * sums else 1) for layer in network.layers]
+    made = resident_section(network.layers, cuts, mesh)
+    found = place_and_route(network, made, topology, Objective.LATENCY)
     project = emit_mesh(found, target)
     given = [sample_inputs(graph, seed) for seed in range(2)]
     clocks = run_exact(found, project, target, given, jobs=1).turns.mean(axis=0)
     return [
         Stages(
             stage.layer,
-            sizes_of(stage.layer, stage.cut, stage.boxes, mesh),
+            piece_sizes(stage.cut, stage.boxes),
             mesh,
             clocks[stage.first : stage.first + stage.pieces],
         )

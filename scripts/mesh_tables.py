@@ -22,11 +22,11 @@ from mesh_ways import SIMULATOR_CHIP, MappingStrategy, stream_clocks  # noqa: E4
 from tables import Rows, Sections, run  # noqa: E402
 
 from dovetail.compile import Options, prepare, sample_inputs  # noqa: E402
-from dovetail.guests.mesh.choice import Objective  # noqa: E402
-from dovetail.guests.mesh.layers import layers_of  # noqa: E402
-from dovetail.guests.mesh.mapping import MeshMapping, map_network, measure, place_and_route  # noqa: E402
-from dovetail.guests.mesh.partition import partition_mesh  # noqa: E402
+from dovetail.guests.mesh.layers import layers_of, network_of  # noqa: E402
+from dovetail.guests.mesh.mapping import map_network, measure, place_and_route  # noqa: E402
+from dovetail.guests.mesh.partition import Objective, resident  # noqa: E402
 from dovetail.guests.mesh.pieces import execute  # noqa: E402
+from dovetail.guests.mesh.placement import MeshMapping  # noqa: E402
 from dovetail.guests.mesh.topology import build_topology, random_faults  # noqa: E402
 from dovetail.ir.graph import Graph, evaluate  # noqa: E402
 from dovetail.schedule.partition import partition  # noqa: E402
@@ -53,10 +53,11 @@ def mapping(graph: Graph, mesh: Mesh, objective: Objective) -> tuple[MeshMapping
     times = [time.process_time()]
     topology = build_topology(mesh)
     times.append(time.process_time())
-    parts = partition_mesh(graph, regions, topology, objective)
-    assert parts is not None, "it fits"
+    network = network_of(graph, regions)
+    section = resident(network.layers, topology, objective)
+    assert section is not None, "it fits"
     times.append(time.process_time())
-    found = place_and_route(parts, topology)
+    found = place_and_route(network, section, topology, objective)
     times.append(time.process_time())
     return found, (times[1] - times[0], times[2] - times[1], times[3] - times[2])
 
@@ -68,15 +69,15 @@ def scale_table() -> dict[str, Rows]:
         graph = network(name)
         for size, mesh in list(SIZES.items())[1:]:  # neither fits a chip
             found, seconds = mapping(graph, mesh, THROUGHPUT)
-            stages = [stage for section in found.parts.sections for stage in section.stages]
+            stages = [stage for section in found.sections for stage in section.stages]
             entries = max((tables.largest() for tables in found.tables), default=0)
             rows.append(
                 [
                     name,
                     size,
                     len(found.topology.elements),
-                    max(section.pieces for section in found.parts.sections),
-                    len(found.parts.sections),
+                    max(section.pieces for section in found.sections),
+                    len(found.sections),
                     *(f"{one:.1f} s" for one in (*seconds, sum(seconds))),
                     max(int(stage.memory.max()) for stage in stages),
                     entries,
@@ -107,7 +108,7 @@ def time_table() -> dict[str, Rows]:
             for objective in (LATENCY, THROUGHPUT):
                 found = map_network(graph, partition(graph, TARGET), build_topology(mesh), objective, whole=True)
                 result = measure(found, 16)
-                clocks = sum(stage.costs.floor.sum() for s in found.parts.sections for stage in s.stages)
+                clocks = sum(stage.costs.floor.sum() for s in found.sections for stage in s.stages)
                 rows.append(
                     [
                         name,
@@ -179,9 +180,9 @@ def exact_table() -> dict[str, Rows]:
         for size, mesh in (("a board", MESH), ("a board, 1 % dead", random_faults(MESH, 0.01, 0))):
             found = map_network(graph, partition(graph, TARGET), build_topology(mesh), THROUGHPUT)
             began = time.perf_counter()
-            outputs = execute(found.parts, given)
+            outputs = execute(found, given)
             same = all(np.array_equal(outputs[output], expected[output]) for output in graph.outputs)
-            pieces = sum(section.pieces for section in found.parts.sections)
+            pieces = sum(section.pieces for section in found.sections)
             rows.append(
                 [
                     name,
@@ -210,7 +211,7 @@ def exact_table() -> dict[str, Rows]:
 
 def _firmware(name: str) -> list[object]:
     from dovetail.guests.mesh.emit import emit_mesh
-    from dovetail.guests.mesh.exact import run_exact
+    from dovetail.guests.mesh.rack import run_exact
 
     graph = network(name)
     found, _ = mapping(graph, SIZES["a chip"], THROUGHPUT)

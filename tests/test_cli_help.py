@@ -25,7 +25,7 @@ from dovetail.cli.main import all_commands, command_line, main
 from dovetail.errors import DovetailError
 from dovetail.fields import axes_of
 from dovetail.guests import zoo
-from dovetail.guests.mesh.choice import Objective
+from dovetail.guests.mesh.partition import Objective
 from dovetail.guests.ptq import Method
 from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.kernels import Optimize

@@ -13,13 +13,14 @@ import pytest
 import dovetail.target as dt
 from dovetail.compile import sample_inputs
 from dovetail.errors import PlanError, TargetError
-from dovetail.guests.mesh.choice import Objective
 from dovetail.guests.mesh.compiled import CompiledPieces, digest, share_on_engines, used_places, with_compiler
 from dovetail.guests.mesh.emit import MeshProject, emit_mesh
-from dovetail.guests.mesh.exact import ExactRun, run_exact
-from dovetail.guests.mesh.mapping import MeshMapping, map_network, measure
+from dovetail.guests.mesh.mapping import map_network, measure
 from dovetail.guests.mesh.own import read_mapping
+from dovetail.guests.mesh.partition import Objective
 from dovetail.guests.mesh.pieces import execute, piece_graph
+from dovetail.guests.mesh.placement import MeshMapping
+from dovetail.guests.mesh.rack import ExactRun, run_exact
 from dovetail.guests.mesh.topology import build_topology
 from dovetail.ir.graph import Graph, GraphBuilder, evaluate
 from dovetail.ir.operators.arithmetic import Quantize
@@ -81,7 +82,7 @@ def mapped(target: dt.Target, graph: Graph, objective: Objective) -> MeshMapping
     assert target.mesh is not None
     found = map_network(graph, partition(graph, target), build_topology(target.mesh), objective)
     given = sample_inputs(graph)
-    expected, computed = evaluate(graph, given), execute(found.parts, given)
+    expected, computed = evaluate(graph, given), execute(found, given)
     assert all(np.array_equal(expected[name], computed[name]) for name in graph.outputs)
     return found
 
@@ -107,7 +108,7 @@ def check_times(found: MeshMapping, done: ExactRun, near: float = 0.07) -> None:
 def shares(target: dt.Target, found: MeshMapping) -> float:
     """Of the multiply-accumulates of all pieces those on engines."""
     assert target.mesh is not None and isinstance(target.mesh.array, CompiledPieces)
-    pieces = [(s, piece) for s in found.parts.sections[0].stages for piece in range(s.pieces)]
+    pieces = [(s, piece) for s in found.sections[0].stages for piece in range(s.pieces)]
     counts = np.array([share_on_engines(target.mesh.array.compiled(piece_graph(*one)[0])) for one in pieces])
     return float(counts[:, 0].sum() / counts[:, 1].sum())
 
@@ -120,7 +121,7 @@ def test_the_engine_of_the_porting_page(wren: dt.Target, objective: Objective) -
     small = replace(wren.memory("L1"), size=1536)  # too small for whole layers: they are cut to tiles
     target, graph = meshed(replace(wren, memories=(wren.memory("L2"), small)), 3), network()
     found = mapped(target, graph, objective)
-    stages = found.parts.sections[0].stages
+    stages = found.sections[0].stages
     assert max(stage.pieces for stage in stages) > 1 and all(stage.cut.sums == 1 for stage in stages)
     assert shares(target, found) >= 0.95
     project = emit_mesh(found, target)
@@ -141,7 +142,7 @@ def test_the_engine_of_the_porting_page(wren: dt.Target, objective: Objective) -
 def test_pieces_that_differ_in_constants_share_a_program() -> None:
     target, graph = meshed(load_target("macarray"), 4), network(32)
     found = mapped(target, graph, Objective.THROUGHPUT)
-    stages = found.parts.sections[0].stages
+    stages = found.sections[0].stages
     assert max(stage.cut.channels * stage.cut.rows for stage in stages) > 1
     first, second = (emit_mesh(found, target) for _ in range(2))
     assert first.files == second.files
@@ -177,10 +178,10 @@ def test_a_partition_of_ones_own(tmp_path: Path) -> None:
     target = meshed(load_target("macarray"), 4)
     boxes = "[{box: [[0, 3], [0, 8], [0, 16]], on: [0, 0, 9]}, {box: [[3, 8], [0, 5], [0, 7]]}]"
     found = owned(target, f"schema: 2\nlayers: {{conv_0: {{pieces: {boxes}}}}}", tmp_path)
-    stage = found.parts.sections[0].stages[0]
+    stage = found.sections[0].stages[0]
     assert stage.free and found.whole[0].element[0] == 9
     done, right = run(target, network(), emit_mesh(found, target), found)
-    assert right and len(done.cycles) == found.parts.sections[0].pieces
+    assert right and len(done.runs) == found.sections[0].pieces
 
 
 def test_a_partition_of_ones_own_that_engines_do_not_take(tmp_path: Path) -> None:
@@ -215,7 +216,7 @@ def test_floats_and_pools_take_what_the_model_says() -> None:
     graph = builder.finish([builder.add(MaxPool2d((2, 3), (2, 2)), [whole], "y")])
     target = meshed(load_target("riscv"), 3)
     found = mapped(target, graph, Objective.THROUGHPUT)
-    first = found.parts.sections[0].stages[0]
+    first = found.sections[0].stages[0]
     assert first.pieces > 1
     done, right = run(target, graph, emit_mesh(found, target), found)
     assert right

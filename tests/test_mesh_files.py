@@ -13,7 +13,7 @@ import pytest
 from command_line import dovetail, refused
 from conftest import shared_dir
 from dovetail.guests.mesh.mapping import measure
-from dovetail.guests.mesh.picture import covered, picture, time_spent
+from dovetail.guests.mesh.picture import picture, time_spent
 from dovetail.guests.mesh.reporting import mapping_json, sentence
 from dovetail.targets.spinnaker2 import MESH
 from test_mesh_mapping import mapped, tiny
@@ -33,30 +33,25 @@ def test_mapping_json_tells_every_piece() -> None:
 def test_pictures_are_whole_and_load_nothing() -> None:
     for chips in (1, 6):
         found = mapped(tiny("ic_resnet8"), MESH.resized(chips=chips))
-        performance = measure(found, 4, links=True)
+        performance = measure(found, 4)
         page = picture(found, performance, sentence(found, performance)).decode()
         assert "http" not in page and "<script" not in page
         drawings = [part.split("</svg>")[0] + "</svg>" for part in page.split("<svg")[1:]]
         trees = [ElementTree.fromstring("<svg" + drawing) for drawing in drawings]
         elements = sum(len(tree.findall("rect")) for tree in trees)
-        assert elements > 2 * found.parts.sections[0].pieces
+        assert elements > 2 * found.sections[0].pieces
     assert any(tree.findall("line") for tree in trees)  # links between chips
 
 
 def test_where_the_time_goes() -> None:
-    """Shares of each layer are whole; the slowest layer computes nearly all the time; links are held as long
-    as the model says."""
+    """Shares of each layer are whole; the slowest layer computes nearly all the time."""
     found = mapped(tiny("ic_resnet8"), MESH.resized(chips=1))
-    placed, timing = found.whole[0], measure(found, 12, links=True).timing
+    placed, timing = found.whole[0], measure(found, 12).timing
     assert timing is not None
     shares = time_spent(placed, timing)
     assert (shares >= 0).all() and np.allclose(shares.sum(axis=1), 1)
     slowest = int(np.argmax([stage.costs.clocks.max() for stage in placed.section.stages]))
     assert shares[slowest, :2].sum() > 0.8 > 0.1 > shares[-1, :2].sum()
-    links = np.bincount(timing.held[:, 0].astype(int), timing.held[:, 2] - timing.held[:, 1], len(timing.busy))
-    assert np.allclose(links / 12, timing.busy)
-    edges = np.array([0.0, 10.0, 20.0, 30.0])
-    assert covered(np.array([5.0, 12.0]), np.array([15.0, 13.0]), edges).tolist() == [5.0, 6.0, 0.0]
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,11 +15,11 @@ import pytest
 from dovetail.compile import sample_inputs
 from dovetail.errors import SimulationError
 from dovetail.farm import LOST
-from dovetail.guests.mesh.choice import Objective
 from dovetail.guests.mesh.emit import MeshProject, emit_mesh
-from dovetail.guests.mesh.exact import ExactRun, run_exact
-from dovetail.guests.mesh.mapping import MeshMapping, measure
-from dovetail.guests.mesh.workers import ElementJob, element_setup, run_wave
+from dovetail.guests.mesh.mapping import measure
+from dovetail.guests.mesh.partition import Objective
+from dovetail.guests.mesh.placement import MeshMapping
+from dovetail.guests.mesh.rack import ElementJob, ExactRun, element_setup, run_exact, run_wave
 from dovetail.ir.graph import Graph, evaluate
 from dovetail.target.mesh import CoreClocks, Grid, pack_weights
 from dovetail.targets.spinnaker2 import MESH, TARGET
@@ -62,7 +62,7 @@ def small() -> Graph:
 @pytest.mark.parametrize("objective", [Objective.LATENCY, Objective.THROUGHPUT])
 def test_small_network(objective: Objective) -> None:
     found = mapped(small(), FEW, objective)
-    stages = found.parts.sections[0].stages
+    stages = found.sections[0].stages
     assert max(stage.cut.sums for stage in stages) > 1
     assert max(stage.cut.channels for stage in stages) > 1 and max(stage.cut.rows for stage in stages) > 1
     assert len({int(chip) for chip in found.whole[0].chip}) == 2
@@ -79,7 +79,7 @@ PACES = {"ic_resnet8": 12_000, "vww_mobilenetv1": 14_000, "kws_dscnn": 6_000, "a
 def ratios(found: MeshMapping, done: ExactRun) -> dict[str, list[float]]:
     """What pieces are charged with, in relation to what they took, by who computes them."""
     known: dict[str, list[float]] = {}
-    for stage in found.parts.sections[0].stages:
+    for stage in found.sections[0].stages:
         operators = [type(node.operator).__name__ for node in stage.layer.graph.nodes]
         kind = stage.layer.kind if stage.layer.on_array else operators[0]
         taken = done.turns[:, stage.first : stage.first + stage.pieces, 2].mean(axis=0)
@@ -94,7 +94,7 @@ def test_networks_on_at_least_64_elements(name: str) -> None:
     assert len(project.elements) >= 64
     assert len(project.programs) < len(project.elements) / 4
     assert max(done.memory) <= min(MESH.usable, 96 * 1024)
-    assert 0 < done.stack <= TARGET.core.stack
+    assert 0 < max(one.stack for one in done.runs) <= TARGET.core.stack
     modelled, executed = measure(found), measure(found, clocks=done.clocks)
     for what in ("interval", "latency"):
         taken, charged = getattr(executed, what), getattr(modelled, what)
@@ -106,7 +106,7 @@ def test_networks_on_at_least_64_elements(name: str) -> None:
         assert min(each) > 0.88 and max(each) < 1.14
     print(
         f"{name}: {len(project.elements)} elements, {len(project.programs)} programs, "
-        f"{done.instructions} instructions, {max(done.memory)} bytes at most"
+        f"{sum(one.instructions for one in done.runs)} instructions, {max(done.memory)} bytes at most"
     )
 
 
@@ -130,8 +130,8 @@ def test_a_cluster_gives_the_same() -> None:
     expected = evaluate(small(), given[0])
     for run in (*runs, last):
         assert all(np.array_equal(expected[name], run.outputs[0][name]) for name in small().outputs)
-        assert run.cycles == last.cycles
-        assert run.instructions == last.instructions
+        assert [one.cycles for one in run.runs] == [one.cycles for one in last.runs]
+        assert [one.instructions for one in run.runs] == [one.instructions for one in last.runs]
 
 
 def test_an_element_that_ends_its_process_is_named() -> None:
@@ -158,7 +158,7 @@ def test_projects_are_the_same_twice_and_images_hold_every_element() -> None:
                 assert program.rstrip(b"\0").decode() in first.programs
                 place += 44 + size + -size % 4
             count += elements
-    assert count == len(first.elements) == found.parts.sections[0].pieces
+    assert count == len(first.elements) == found.sections[0].pieces
 
 
 def test_a_wrong_constant_is_noticed() -> None:

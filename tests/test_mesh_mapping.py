@@ -13,10 +13,10 @@ import pytest
 from conftest import shared_dir
 from dovetail.compile import Options, prepare, sample_inputs
 from dovetail.errors import PlanError, TargetError
-from dovetail.guests.mesh.choice import Objective
-from dovetail.guests.mesh.mapping import MeshMapping, map_network, measure
+from dovetail.guests.mesh.mapping import map_network, measure
+from dovetail.guests.mesh.partition import Objective
 from dovetail.guests.mesh.pieces import check_covered, execute
-from dovetail.guests.mesh.placement import Links, Router, SectionPlacement
+from dovetail.guests.mesh.placement import Links, MeshMapping, Router, SectionPlacement
 from dovetail.guests.mesh.simulate import simulate
 from dovetail.guests.mesh.topology import build_topology, random_faults
 from dovetail.ir.graph import Graph, evaluate
@@ -82,7 +82,7 @@ def tiny(name: str) -> Graph:
 def check_exact(graph: Graph, found: MeshMapping) -> None:
     """The pieces together give the integer graph's outputs, which are not all alike."""
     given = sample_inputs(graph)
-    expected, computed = evaluate(graph, given), execute(found.parts, given)
+    expected, computed = evaluate(graph, given), execute(found, given)
     for name in graph.outputs:
         assert len(np.unique(expected[name])) > 1
         assert np.array_equal(expected[name], computed[name])
@@ -90,8 +90,8 @@ def check_exact(graph: Graph, found: MeshMapping) -> None:
 
 def check_limits(found: MeshMapping) -> None:
     """Every piece fits its element, no element has two, tables are within their limit, nothing can wait in a ring."""
-    mesh, per = found.parts.mesh, found.parts.mesh.per_chip
-    for section, placed, tables in zip(found.parts.sections, found.placed, found.tables, strict=True):
+    mesh, per = found.mesh, found.mesh.per_chip
+    for section, placed, tables in zip(found.sections, found.placed, found.tables, strict=True):
         assert all((stage.memory <= min(mesh.usable, 96 * 1024)).all() for stage in section.stages)
         assert all((stage.costs.fixed > mesh.code + mesh.stack).all() for stage in section.stages)
         assert len(np.unique(placed.element)) == section.pieces
@@ -117,7 +117,7 @@ def check_limits(found: MeshMapping) -> None:
 )
 def test_tiny_networks_are_exact(name: str, chips: int, objective: Objective) -> None:
     found = mapped(tiny(name), MESH.resized(chips=chips), objective)
-    assert found.parts.resident
+    assert found.resident
     check_limits(found)
     check_exact(tiny(name), found)
 
@@ -135,7 +135,7 @@ def test_small_shapes_are_exact(make: object) -> None:
 def test_sums_are_cut() -> None:
     graph = single(4, 512, 64)
     found = mapped(graph, MESH.resized(chips=1), Objective.LATENCY)
-    assert max(stage.cut.sums for stage in found.parts.sections[0].stages) > 1
+    assert max(stage.cut.sums for stage in found.sections[0].stages) > 1
     check_exact(graph, found)
 
 
@@ -145,7 +145,7 @@ def test_a_value_convolved_and_added_again() -> None:
     value = net.convolution(net.x, 16, relu=True)
     graph = net.finish(net.addition(value, net.convolution(value, 16), relu=True))
     found = mapped(graph, MESH.resized(chips=3), Objective.LATENCY)
-    assert max(stage.cut.rows for stage in found.parts.sections[0].stages) > 1
+    assert max(stage.cut.rows for stage in found.sections[0].stages) > 1
     check_limits(found)
     check_exact(graph, found)
 
@@ -158,7 +158,7 @@ def test_full_shapes_on_a_board() -> None:
     check_limits(found)
     timing = simulate(found.whole[0], 8)
     assert timing.interval <= 1.25 * timing.bound
-    print(f"ResNet-50: {found.parts.sections[0].pieces} pieces, {timing.interval:.0f} clocks, bound {timing.bound:.0f}")
+    print(f"ResNet-50: {found.sections[0].pieces} pieces, {timing.interval:.0f} clocks, bound {timing.bound:.0f}")
 
 
 def test_a_network_too_large_for_a_chip_is_refused_with_what_is_short() -> None:
@@ -183,12 +183,12 @@ def test_faults(chips: int | None, share: float, seed: int) -> None:
 def check_links_alive(found: MeshMapping) -> None:
     """No byte goes over a dead link, between chips or on one."""
     placed, _ = found.whole
-    topology, grid, links = found.topology, found.parts.mesh.grid, Links(found.topology)
+    topology, grid, links = found.topology, found.mesh.grid, Links(found.topology)
     busy = simulate(placed, 1).busy
-    for place, way in found.parts.mesh.faults.links:
+    for place, way in found.mesh.faults.links:
         chip = topology.places.index(place)
-        assert placed.links[chip, way] == 0 and busy[chip * len(found.parts.mesh.directions) + way] == 0
-    for place, a, b in found.parts.mesh.faults.noc:
+        assert placed.links[chip, way] == 0 and busy[chip * len(found.mesh.directions) + way] == 0
+    for place, a, b in found.mesh.faults.noc:
         chip = topology.places.index(place)
         routers = [y * grid.width + x for x, y in (a, b)]
         assert busy[links.inside(chip, *routers)] == busy[links.inside(chip, *routers[::-1])] == 0
@@ -200,8 +200,8 @@ def test_loads_equal_those_of_every_message() -> None:
     placed, _ = found.whole
     timing = measure(found, 1).timing
     assert timing is not None
-    rates = found.parts.mesh.rates
-    ways = len(found.parts.mesh.directions)
+    rates = found.mesh.rates
+    ways = len(found.mesh.directions)
     chips = len(found.topology.places)
     between = timing.busy[: chips * ways].reshape(chips, ways) * rates.link
     assert np.allclose(between, placed.links)

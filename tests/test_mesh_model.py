@@ -15,10 +15,10 @@ import pytest
 from command_line import dovetail
 from conftest import shared_dir
 from dovetail.compile import Options, prepare, sample_inputs
-from dovetail.guests.mesh.choice import Objective
 from dovetail.guests.mesh.emit import emit_mesh
-from dovetail.guests.mesh.exact import run_exact
 from dovetail.guests.mesh.mapping import map_network, measure
+from dovetail.guests.mesh.partition import Objective
+from dovetail.guests.mesh.rack import run_exact
 from dovetail.guests.mesh.topology import build_topology
 from dovetail.ir.graph import Graph, evaluate
 from dovetail.kernels import core_traits, generate

@@ -17,12 +17,13 @@ from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 from dovetail.errors import DovetailError, PlanError
-from dovetail.guests.mesh.choice import Objective
-from dovetail.guests.mesh.layers import MeshLayer, layers_of
-from dovetail.guests.mesh.mapping import MeshMapping, measure
+from dovetail.guests.mesh.layers import MeshLayer, layers_of, network_of
+from dovetail.guests.mesh.mapping import measure
 from dovetail.guests.mesh.mapping_file import MappingWishes, PartWishes, read_wishes
 from dovetail.guests.mesh.own import complete, read_mapping
+from dovetail.guests.mesh.partition import Objective
 from dovetail.guests.mesh.pieces import check_covered
+from dovetail.guests.mesh.placement import MeshMapping
 from dovetail.guests.mesh.reporting import mapping_json, mapping_yaml
 from dovetail.guests.mesh.topology import Topology, build_topology
 from dovetail.ir.graph import Graph
@@ -88,8 +89,8 @@ def own_of(
     """A network as a file asks."""
     known = {id(tiny("ic_resnet8")): "resnet8", id(small()): "small"}.get(id(graph))
     mesh, found = where or topology(), regions(known) if known else partition(graph, TARGET)
-    wishes = wishes_in(text.encode(), graph.name, layers_of(graph, found), mesh)
-    return complete(wishes, graph, found, mesh, objective)
+    network = network_of(graph, found)
+    return complete(wishes_in(text.encode(), graph.name, network.layers, mesh), network, mesh, objective)
 
 
 def wishes_in(content: bytes, network: str, layers: Sequence[MeshLayer], mesh: Topology) -> MappingWishes:
@@ -102,7 +103,7 @@ def wishes_in(content: bytes, network: str, layers: Sequence[MeshLayer], mesh: T
 
 def elements_of(found: MeshMapping, name: str) -> set[int]:
     """Elements on which pieces of a layer are."""
-    stage = next(stage for stage in found.parts.sections[0].stages if stage.layer.name == name)
+    stage = next(stage for stage in found.sections[0].stages if stage.layer.name == name)
     return set(found.whole[0].element[stage.first : stage.first + stage.pieces].tolist())
 
 
@@ -110,7 +111,7 @@ def check_own(found: MeshMapping) -> None:
     """Exact, everything is sent, nothing waits in a ring, and the model comes to an end."""
     placed, _ = found.whole
     check_exact(tiny("ic_resnet8"), found)
-    assert check_covered(found.parts.sections[0], placed.traffic) > 0
+    assert check_covered(found.sections[0], placed.traffic) > 0
     assert not cyclic(dependencies(placed))
     assert set(placed.element.tolist()) <= found.topology.usable
     assert measure(found, 3).interval > 0
@@ -119,7 +120,7 @@ def check_own(found: MeshMapping) -> None:
 def test_a_partition_by_hand_is_honoured() -> None:
     found = own(HAND)
     check_own(found)
-    stages = {stage.layer.name: stage for stage in found.parts.sections[0].stages}
+    stages = {stage.layer.name: stage for stage in found.sections[0].stages}
     front, back = set(range(24)), {90, 91, 92, 93, 151}
     assert all(elements_of(found, name) <= front for name in ("conv_0", "conv_1", "conv_2"))
     middle = set().union(*(elements_of(found, name) for name in ("conv_3", "conv_4", "conv_5")))
@@ -143,7 +144,7 @@ def test_there_and_back_byte_for_byte(text: str, tmp_path: Path) -> None:
     file.write_bytes(mapping_yaml(first))
     second = read_mapping(file, tiny("ic_resnet8"), regions(), topology(2), Objective.LATENCY)
     assert mapping_yaml(second) == mapping_yaml(first) and mapping_json(second) == mapping_json(first)
-    assert second.parts.objective is Objective.THROUGHPUT
+    assert second.objective is Objective.THROUGHPUT
 
 
 def test_our_own_mapping_comes_back(tmp_path: Path) -> None:
@@ -165,7 +166,7 @@ def test_an_empty_file_is_our_own_mapping(tmp_path: Path) -> None:
 def test_a_small_wish_on_many_chips_costs_nothing() -> None:
     """What is left out is as without a file, slabs of chips included; a wish is kept beside it."""
     usual = mapped(tiny("ic_resnet8"), MESH.resized(chips=6))
-    slots = list(usual.parts.sections[0].stages[0].slots)
+    slots = list(usual.sections[0].stages[0].slots)
     assert mapping_json(own(f"schema: 2\nlayers: {{conv_0: {{slots: {slots}}}}}", topology(6))) == mapping_json(usual)
     here = list(usual.topology.position(int(usual.whole[0].element[40])))
     found = own(f"schema: 2\nlayers: {{softmax_12: {{on: {here}}}}}", topology(6))
@@ -426,9 +427,9 @@ def test_any_partition_is_exact_and_comes_to_an_end(content: dict[str, Any], obj
     event(f"at most {max(map(len, found.whole[0].tenants.values()))} pieces on an element")
     check_exact(small(), found)
     placed, _ = found.whole
-    assert check_covered(found.parts.sections[0], placed.traffic) > 0
+    assert check_covered(found.sections[0], placed.traffic) > 0
     assert measure(found, 5).interval > 0
-    for stage in found.parts.sections[0].stages:
+    for stage in found.sections[0].stages:
         for piece in content["layers"][stage.layer.name].get("pieces", ()):
             ends = [end for span in piece["box"] for end in span]
             number = stage.boxes[:, :6].tolist().index(ends)

@@ -16,11 +16,11 @@ from command_line import dovetail
 from conftest import shared_dir
 from dovetail.compile import sample_inputs
 from dovetail.errors import DovetailError, ModelError, PlanError
-from dovetail.guests.mesh.choice import Objective
 from dovetail.guests.mesh.layers import image_of, layers_of
-from dovetail.guests.mesh.mapping import MeshMapping
 from dovetail.guests.mesh.own import read_mapping
+from dovetail.guests.mesh.partition import Objective
 from dovetail.guests.mesh.parts import part_graphs, read_parts
+from dovetail.guests.mesh.placement import MeshMapping
 from dovetail.guests.mesh.reporting import mapping_yaml
 from dovetail.ir.graph import Graph, evaluate
 from dovetail.ir.onnx_file import graph_bytes, save_graph
@@ -109,7 +109,7 @@ def test_parts_give_the_partition_they_came_from(which: str, tmp_path: Path) -> 
     written(first, tmp_path / "parts")
     second = read(tmp_path / "parts", graph)
     assert second.whole[0].element.tolist() == first.whole[0].element.tolist()
-    for a, b in zip(first.parts.sections[0].stages, second.parts.sections[0].stages, strict=True):
+    for a, b in zip(first.sections[0].stages, second.sections[0].stages, strict=True):
         assert np.array_equal(a.boxes, b.boxes) and a.free == b.free
     check_exact(graph, second)
 
@@ -127,7 +127,7 @@ def test_a_network_cut_by_another_tool(tmp_path: Path) -> None:
     found = read(folder, graph, tmp_path / "own.yaml")
     tenants = found.whole[0].tenants
     assert len(tenants[77]) == 3 and len(tenants[9]) == 1
-    assert found.parts.sections[0].stages[0].pieces == 8
+    assert found.sections[0].stages[0].pieces == 8
     check_own(found)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.guests.mesh.mapping import MeshMapping
+from dovetail.guests.mesh.placement import MeshMapping
 from dovetail.guests.mesh.simulate import StreamTiming, simulate
 from dovetail.guests.mesh.traffic import Floats
 from test_mesh_mapping import mapped
@@ -25,7 +25,7 @@ def found() -> MeshMapping:
 
 def charged() -> Floats:
     """[1, pieces, 3] turns as the model charges them."""
-    clocks = np.concatenate([stage.costs.clocks for stage in found().parts.sections[0].stages])
+    clocks = np.concatenate([stage.costs.clocks for stage in found().sections[0].stages])
     ready = clocks - FEW.core.after
     return np.stack((ready, ready, clocks), axis=1)[None]
 

@@ -17,7 +17,7 @@ import pytest
 from dovetail import farm
 from warm_workers import sensitive
 
-IMPORTED = ("dovetail.guests.mesh.workers", "dovetail.run", "dovetail.fields", "dovetail.report")
+IMPORTED = ("dovetail.guests.mesh.rack", "dovetail.run", "dovetail.fields", "dovetail.report")
 """What tasks of farms import."""
 POOL = farm.ProcessPoolExecutor
 """As users' processes are started."""

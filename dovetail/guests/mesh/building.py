@@ -35,13 +35,7 @@ def c_template(name: str) -> str:
 def build_files(
     sources: Mapping[str, Mapping[str, str]], target: Target, sections: bool = False
 ) -> Iterator[tuple[str, bytes]]:
-    """All files that programs are built from, by relative path.
-
-    Args:
-        sources: program -> file name -> C text.
-        target: the element.
-        sections: True if the programs compute sections.
-    """
+    """All files that programs are built from, by relative path; `sources` is program -> file name -> C text."""
     core, drivers = instruction_set(target.core.isa), shared_files(target)
     own = {f".{memory.name.lower()}": memory.name for memory in target.memories} if drivers else {}
     script = linker_script(
@@ -72,41 +66,17 @@ def manager_files() -> dict[str, bytes]:
 
 def _makefile(target: Target, hal: list[str], has_drivers: bool) -> str:
     core = instruction_set(target.core.isa)
-    command, flags, start = core.gcc_command, " ".join(core.gcc), core.start
     own = [f"-D{name}" if value is None else f"-D{name}={value}" for name, value in macros(target).items()]
-    include = "-Iruntime -Idriver" if has_drivers else "-Iruntime"
-    return f"""# Builds every element program. HAL is what supplies the functions of runtime/mesh_hal.h.
-CC = {command}
-CFLAGS = {flags} -std=c99 -O2 -ffreestanding -ffunction-sections -fdata-sections \\
-\t{" ".join(EMITTED_C)}
-HAL = {" ".join(hal)} {" ".join(own)}
-PROGRAMS = $(patsubst programs/%/program.c,%.elf,$(wildcard programs/*/program.c))
-
-all: $(PROGRAMS)
-%.elf: programs/%/program.c
-\t$(CC) $(CFLAGS) {include} -Iprograms/$* -nostdlib -Wl,--gc-sections -T link.ld $(wildcard programs/$*/*.c) \\
-\t\truntime/{start} runtime/dovetail_rt.c runtime/element.c $(HAL) -lgcc -o $@
-clean:
-\trm -f $(PROGRAMS)
-.PHONY: all clean
-"""
+    values = {"command": core.gcc_command, "flags": " ".join(core.gcc), "start": core.start}
+    values |= {"emitted": " ".join(EMITTED_C), "include": "-Iruntime -Idriver" if has_drivers else "-Iruntime"}
+    return runtime_bytes("Makefile.txt").decode() % {**values, "hal": f"{' '.join(hal)} {' '.join(own)}"}
 
 
 def build_programs(
     files: Mapping[str, bytes], target: Target, folder: Path, jobs: int = 2, show: Show = unseen
 ) -> dict[str, Path]:
-    """Compile every program; returns its ELF file.
-
-    Args:
-        files: all that was emitted, by relative path.
-        target: the element.
-        folder: where the files are written.
-        jobs: compilers that run side by side.
-        show: told how far it is.
-
-    Raises:
-        BuildError: the compiler refuses a program.
-    """
+    """Compile every program of what was emitted, in a folder; returns its ELF file. Raises BuildError where the
+    compiler refuses one."""
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

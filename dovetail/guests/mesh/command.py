@@ -57,10 +57,10 @@ def mesh(
     from dovetail.compile import Options, prepare
     from dovetail.folders import write_files
     from dovetail.guests.mesh import reporting
-    from dovetail.guests.mesh.choice import Objective
     from dovetail.guests.mesh.compiled import with_compiler
     from dovetail.guests.mesh.mapping import map_network, measure
     from dovetail.guests.mesh.own import read_mapping
+    from dovetail.guests.mesh.partition import Objective
     from dovetail.guests.mesh.parts import part_graphs, read_parts
     from dovetail.guests.mesh.topology import build_topology, random_faults
     from dovetail.ir.onnx_file import graph_bytes
@@ -85,7 +85,7 @@ def mesh(
             mapped = map_network(graph, regions, topology, aim, bool(options.whole or options.save_parts), show)
         reporting.check_pieces(mapped, show)
         show("running a stream through the model")
-        performance = measure(mapped, options.inputs, links=folder is not None)
+        performance = measure(mapped, options.inputs)
         reporting.print_stages(mapped, aim)
         say(reporting.sentence(mapped, performance))
         if options.save_parts is not None:

@@ -89,15 +89,8 @@ class CompiledPieces:
         return self.prices[key]
 
     def planned(self, graph: Graph, copied: Sequence[str]) -> int:
-        """Clocks of a piece by its plan.
-
-        Args:
-            graph: the piece.
-            copied: operands that are received elsewhere than they are read.
-
-        Raises:
-            DovetailError: it does not fit the element.
-        """
+        """Clocks of a piece by its plan; of `copied` operands, which are received elsewhere than they are read, too.
+        Raises DovetailError where it does not fit the element."""
         piece = self.compiled(graph)
         total = messages(graph, self.target, copied)
         for region in piece.regions:
@@ -108,15 +101,8 @@ class CompiledPieces:
         return total
 
     def compiled(self, graph: Graph, taken: int = 0) -> Compiled:
-        """A piece compiled and verified.
-
-        Args:
-            graph: the piece.
-            taken: bytes of the memory of values that the element's messages take.
-
-        Raises:
-            DovetailError: as `compile_graph`.
-        """
+        """A piece compiled and verified, where the element's messages take some bytes of the memory of values; raises
+        as `compile_graph`."""
         key = f"{digest(graph)} {taken}"
         if key not in self.compilations:
             mesh, values = self.target.mesh, self.target.memory(self.target.values)
@@ -131,17 +117,9 @@ class CompiledPieces:
         return self.compilations[key]
 
     def program(self, graph: Graph, names: Sequence[str], before: bytes, taken: int) -> PieceProgram:
-        """The C of a piece.
-
-        Args:
-            graph: the piece.
-            names: its operands.
-            before: what stands first in the element's data.
-            taken: bytes of the memory of values that the element's messages take.
-
-        Raises:
-            DovetailError: it does not fit the element, or has what elements of a mesh cannot have.
-        """
+        """The C of a piece with some operands; `before` stands first in the element's data, `taken` is as of
+        `compiled`. Raises DovetailError where it does not fit the element, or has what elements of a mesh cannot
+        have."""
         unit = self.compiled(graph, taken).unit
         _check(unit)
         header, text, data = _constants(unit, before)
@@ -195,13 +173,8 @@ def messages(graph: Graph, target: Target, copied: Sequence[str]) -> int:
 
 def share_on_engines(compiled: Compiled) -> tuple[int, int]:
     """Multiply-accumulates of a piece on engines, and all."""
-    own = total = 0
-    for region in compiled.regions:
-        types = region.graph.types
-        macs = sum(node.operator.macs([types[name] for name in node.inputs]) for node in region.graph.nodes)
-        total += macs
-        own += macs if region.engine is not None else 0
-    return own, total
+    own = sum(region.macs for region in compiled.regions if region.engine is not None)
+    return own, sum(region.macs for region in compiled.regions)
 
 
 def shared_files(target: Target) -> dict[str, str]:

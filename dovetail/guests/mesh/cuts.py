@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.errors import PlanError
-from dovetail.guests.mesh.layers import Ints, LineUse, MeshLayer, OperandRead, box_of, core_reads, is_pool
+from dovetail.guests.mesh.layers import Ints, MeshLayer, OperandRead, box_of, core_reads, is_pool
 from dovetail.ir.crop import crop
 from dovetail.ir.graph import Graph
 from dovetail.ir.operators.movement import Transpose
@@ -53,8 +53,6 @@ class PieceSizes:
     """Parts of the sums: with more than one, 32-bit sums go from piece to piece."""
     place: Ints | None = None
     """Which of those parts; None for the last, which gives results."""
-    lined: Ints | None = None
-    """How a piece's sums are requantised, as `LineUse`; None where that is as for the whole layer."""
 
     @property
     def results(self) -> Ints:
@@ -112,14 +110,7 @@ def _windows(reading: OperandRead, sizes: PieceSizes) -> tuple[Ints, Ints]:
 
 
 def costs_of(layer: MeshLayer, sizes: PieceSizes, mesh: Mesh, slots: tuple[int, ...]) -> CutCosts:
-    """Clocks and bytes of pieces.
-
-    Args:
-        layer: what is cut.
-        sizes: of the pieces.
-        mesh: its elements.
-        slots: per operand of the layer, how many inputs' worth of it a piece holds.
-    """
+    """Clocks and bytes of pieces, which hold so many inputs' worth (`slots`) of each operand of the layer."""
     box = sizes.results
     last = np.where(sizes.parts > 1, 4, layer.itemsize)
     others, received = np.zeros_like(box), np.zeros_like(box)
@@ -187,10 +178,10 @@ def finishing(layer: MeshLayer, sizes: PieceSizes, core: CoreClocks, turns: Ints
     box, groups = sizes.results, -(-sizes.channels // 4)
     place = sizes.parts - 1 if sizes.place is None else sizes.place
     passed, before = place < sizes.parts - 1, place > 0
-    lined = layer.line_use(0, layer.image[2]) if sizes.lined is None else sizes.lined
-    pixels, each = sizes.rows * sizes.columns, core.finished + core.gaining * (lined == LineUse.GAINING)
+    lines, pixels = layer.lines(0, layer.image[2]), sizes.rows * sizes.columns
+    each = core.finished + core.gaining * (lines is not None and lines.gains is not None)
     by_lines = 4 * pixels * groups * each + turns * groups * (pixels > turns) * core.group
-    last = np.where((lined != LineUse.NOT) & (sizes.parts == 1), by_lines, box * core.without_lines)
+    last = np.where((sizes.parts == 1) & (lines is not None), by_lines, box * core.without_lines)
     last = last + box * core.added * (len(layer.readings) - 1) if layer.tail else 0.0 * box
     last = last + box * core.dequantised * _gives_floats(layer)
     return np.where(passed, box * core.passed, last) + box * before * core.joined
@@ -251,55 +242,35 @@ def grain(layer: MeshLayer, mesh: Mesh) -> tuple[int, int, int]:
     return 1, mesh.mac.columns if layer.on_array else 1, step
 
 
-def grains(layer: MeshLayer, mesh: Mesh) -> tuple[int, int, int]:
-    """Steps of `grain` along each axis."""
-    rows, columns, channels = (-(-size // step) for size, step in zip(layer.image, grain(layer, mesh), strict=True))
-    return rows, columns, channels
-
-
-def largest(layer: MeshLayer, mesh: Mesh, axis: int, parts: Ints) -> Ints:
-    """Size of the largest part along an axis, for numbers of parts."""
-    if not layer.cuttable[axis]:
-        return np.full(len(parts), layer.image[axis])
-    size = -(-grains(layer, mesh)[axis] // parts) * grain(layer, mesh)[axis]
-    return np.asarray(np.minimum(size, layer.image[axis]))
-
-
 def part_counts(total: int) -> Ints:
     """Numbers of parts worth trying: of those with equally large parts, the fewest."""
     sizes = np.unique(-(-total // np.arange(1, total + 1)))
     return np.unique(-(-total // sizes))
 
 
-def spatial_counts(layer: MeshLayer, mesh: Mesh) -> list[Ints]:
-    """Numbers of parts worth trying along rows, columns and channels."""
-    free = zip(grains(layer, mesh), layer.cuttable, strict=True)
-    return [part_counts(total) if may else np.array([1]) for total, may in free]
+def _parts(size: int, step: int, may: bool = True) -> tuple[Ints, Ints]:
+    """Numbers of parts worth trying along an axis, whole steps each, and the sizes of the largest parts."""
+    steps = -(-size // step)
+    counts = part_counts(steps) if may else np.array([1])
+    return counts, np.minimum(-(-steps // counts) * step, size)
 
 
 def candidates(layer: MeshLayer, mesh: Mesh) -> tuple[NDArray[np.int64], PieceSizes]:
     """Every cut worth trying, [cuts, 4] rows, columns, channels, sums, and the size of its largest piece."""
-    groups = -(-layer.summed // layer.unit)
-    spatial = spatial_counts(layer, mesh)
-    if mesh.pieces is not None:  # engines give whole results; columns are cut where there are too few rows
-        spatial[1] = spatial[1] if len(spatial[0]) == 1 else spatial[1][:1]
-    sums = part_counts(groups) if layer.kind != "depthwise" and mesh.pieces is None else np.array([1])
-    counts = (*spatial, sums[sums <= layer.most_sums])
-    grid = np.stack(np.meshgrid(*counts, indexing="ij"), axis=-1).reshape(-1, 4)
-    summed = np.minimum(-(-groups // grid[:, 3]) * layer.unit, layer.summed)
-    rows, columns, channels = (largest(layer, mesh, axis, grid[:, axis]) for axis in range(3))
-    return grid, PieceSizes(rows, columns, channels, summed, grid[:, 3])
+    axes = [_parts(*axis) for axis in zip(layer.image, grain(layer, mesh), layer.cuttable, strict=True)]
+    whole_sums = layer.kind == "depthwise" or mesh.pieces is not None  # engines give whole results
+    sums, summed = _parts(layer.summed, layer.unit, not whole_sums)
+    axes.append((sums[sums <= layer.most_sums], summed[sums <= layer.most_sums]))
+    if mesh.pieces is not None and len(axes[0][0]) > 1:  # columns are cut where there are too few rows
+        axes[1] = (axes[1][0][:1], axes[1][1][:1])
+    grid, sizes = (np.stack(np.meshgrid(*each, indexing="ij"), -1).reshape(-1, 4) for each in zip(*axes, strict=True))
+    rows, columns, channels, sums = sizes.T
+    return grid, PieceSizes(rows, columns, channels, sums, grid[:, 3])
 
 
 def frontier(layer: MeshLayer, mesh: Mesh, slots: tuple[int, ...], most: int) -> Frontier:
-    """The cuts of a layer worth choosing from; none where not even the smallest piece fits an element.
-
-    Args:
-        layer: the layer.
-        mesh: its elements.
-        slots: per operand, how many inputs' worth a piece holds.
-        most: pieces there may be.
-    """
+    """The cuts of a layer worth choosing from, with at most so many pieces and so many inputs' worth of each operand in
+    a piece; none where not even the smallest piece fits an element."""
     grid, sizes = candidates(layer, mesh)
     costs = costs_of(layer, sizes, mesh, slots)
     pieces, clocks = grid.prod(axis=1), costs.clocks

@@ -27,7 +27,7 @@ _FIELDS = (
 )
 """Fields of `mesh_transfer_t`."""
 _ENDS = ("source", "target")
-_DRIVER = "look at the element's driver: "
+_REGISTERS = "registers are those its header names"
 _TABLES = "report this: the tables of sender and receiver disagree"
 _LOADING = 0xA5
 """Byte that memory holds while it is being loaded."""
@@ -63,13 +63,13 @@ class StoredPart:
     """Fields of `mesh_transfer_t`: its tensor (`key`), and where in it the part belongs."""
     content: bytes
 
-    def put(self, tensor: bytearray) -> None:
-        """Put it into the tensor; raises SimulationError where it has no room there."""
-        size = self.transfer["bytes"]
+    def put(self, dram: Mapping[int, bytearray]) -> None:
+        """Put it into its tensor, of those in DRAM; raises SimulationError where it has no room there."""
+        size, number = self.transfer["bytes"], self.transfer["key"]
+        tensor = dram.get(number, bytearray())
         for place, (start, _) in enumerate(_stretches(self.transfer)):
             if start + size > len(tensor):
-                what = f"tensor {self.transfer['key']} has no byte {start + size}"
-                raise SimulationError(what, where="mesh", hint=_TABLES)
+                raise SimulationError(f"tensor {number} has no byte {start + size}", where="mesh", hint=_TABLES)
             tensor[start : start + size] = self.content[place * size : (place + 1) * size]
 
 
@@ -110,13 +110,13 @@ class ElementDevice:
         self._bus = bus
         self._array: MacArray | None = find(array, "MAC array") if array else None
         self.inputs: Sequence[int] = ()
-        """Inputs that each piece of the element computes."""
-        self.messages: Sequence[dict[int, bytes]] = ()
-        """Per input: message by key."""
+        """Per piece of the element: inputs that it computes."""
+        self.messages: dict[int, dict[int, bytes]] = {}
+        """Input -> message by key."""
         self.own: frozenset[int] = frozenset()
         """Keys of messages the element sends to itself."""
-        self.tensors: Sequence[Mapping[int, bytes]] = ()
-        """Per input: tensors in DRAM by number."""
+        self.tensors: Mapping[int, Mapping[int, bytes]] = {}
+        """Input -> tensors in DRAM by number."""
         self.dram = b""
         """Image of which stretches can be loaded, at `rate` bytes per clock."""
         self.rate = 1.0
@@ -139,36 +139,44 @@ class ElementDevice:
         self._interrupt = False
         self._activities: list[Activity] = []
 
-    def _wrong(self, what: str, hint: str) -> SimulationError:
-        return SimulationError(what, where=self.name, hint=hint)
+    def _wrong(self, what: str, advice: str) -> SimulationError:
+        """The error about what the element's program does."""
+        return SimulationError(what, where=self.name, hint=f"look at the element's driver: {advice}")
 
     def _piece(self) -> _PieceProgress:
         """The piece the registers are about."""
         number = self._registers[Register.PIECE]
         if number >= len(self.inputs):
-            raise self._wrong(
-                f"the element has no piece {number}", f"{_DRIVER}select one of the pieces the element has"
-            )
+            raise self._wrong(f"the element has no piece {number}", "select one of the pieces the element has")
         return self._pieces.setdefault(number, _PieceProgress(self.inputs[number]))
 
-    def enter(self, section: int, number: int, messages: Mapping[int, bytes], tensors: Mapping[int, bytes]) -> None:
-        """Make ready for a section of a program: its messages and tensors for the input with a number."""
-        self.messages = [*([{}] * number), dict(messages)]
-        self.tensors = [*([{}] * number), tensors]
+    def enter(
+        self,
+        inputs: Sequence[int],
+        first: int,
+        messages: Sequence[Mapping[int, bytes]],
+        tensors: Sequence[Mapping[int, bytes]],
+        own: frozenset[int],
+    ) -> None:
+        """Make ready for some inputs, numbered from `first` on; see the attributes."""
+        self.inputs, self.own = inputs, own
+        self.messages = {first + number: dict(one) for number, one in enumerate(messages)}
+        self.tensors = dict(enumerate(tensors, first))
+        for number, piece in self._pieces.items():
+            piece.limit = inputs[number]
         self.turns.clear()
-        self._pieces.setdefault(section, _PieceProgress(number + 1)).limit = number + 1
         self.sent.clear()
         self.stored.clear()
         self.waited = 0
 
-    def clocks(self, inputs: int, end: int) -> Ints:
-        """[inputs, pieces, 4] cycles when each piece began, gave its slots back, sent, and when its element was free;
-        the machine stopped at `end`."""
+    def clocks(self, first: int, inputs: int, end: int) -> Ints:
+        """[inputs, pieces, 4] cycles when each piece began, gave its slots back, sent, and when its element was free,
+        of inputs from `first` on; the machine stopped at `end`."""
         clocks = np.zeros((inputs, len(self.inputs), 4), np.int64)
         rests = [after.begun - turn.done for turn, after in zip(self.turns, self.turns[1:], strict=False)]
         rests += [rests[-1] if rests else end - turn.done for turn in self.turns[-1:]]  # nothing begins behind the last
         for turn, rest in zip(self.turns, rests, strict=True):
-            clocks[turn.input, turn.piece] = turn.begun, turn.back, turn.done, turn.done + rest
+            clocks[turn.input - first, turn.piece] = turn.begun, turn.back, turn.done, turn.done + rest
         return clocks
 
     def _turn(self, now: int) -> PieceTurn:
@@ -188,8 +196,8 @@ class ElementDevice:
                 self._turn(now)
                 return 1
             case Register.READY | Register.IDLE:
-                hint = f"{_DRIVER}release an input's slot before waiting for a later input"
-                raise self._wrong(f"the element waits for ever for input {number}", hint)
+                what = f"the element waits for ever for input {number}"
+                raise self._wrong(what, "release an input's slot before waiting for a later input")
             case Register.BUSY:
                 self._interrupt = False
                 return int(self._job is not None)
@@ -197,14 +205,12 @@ class ElementDevice:
                 return sum(self.inputs)
             case Register.LOADED:
                 return self._loaded(now)
-        hint = f"{_DRIVER}registers that are read are those its header names"
-        raise self._wrong(f"the element has no register to read at {offset:#x}", hint)
+        raise self._wrong(f"the element has no register to read at {offset:#x}", _REGISTERS)
 
     def write(self, offset: int, value: int, now: int) -> None:
         """Set a register; EXPECT, RELEASE, SEND, FETCH, STORE, LOAD and JOB do something."""
         if offset not in self._registers:
-            hint = f"{_DRIVER}registers that are written are those its header names"
-            raise self._wrong(f"the element has no register at {offset:#x}", hint)
+            raise self._wrong(f"the element has no register at {offset:#x}", _REGISTERS)
         self._registers[offset] = value
         number, data, piece = self._registers[Register.INPUT], self._registers[Register.DATA], self._piece()
         match offset:
@@ -214,7 +220,7 @@ class ElementDevice:
             case Register.RELEASE:
                 if value != piece.released:
                     what = f"input {value} is released, {piece.released} is next"
-                    raise self._wrong(what, f"{_DRIVER}release the inputs in their order")
+                    raise self._wrong(what, "release the inputs in their order")
                 piece.released += 1
                 self._turn(now).back = now
                 self._deliver(piece)
@@ -247,7 +253,7 @@ class ElementDevice:
         """Begin a load; memory holds nothing of use until it ends."""
         if place + count > len(self.dram):
             what = f"{count} bytes at {place:#x} are loaded"
-            raise self._wrong(what, "look at the element's tables: loads lie within the image of the DRAM")
+            raise self._wrong(what, "its tables' loads lie within the image of the DRAM")
         begin = self._loads[-1][0] if self._loads else now
         self._bus.view(to, count)[:] = _LOADING
         self._loads.append((begin + max(1, int(count / self.rate)), to, self.dram[place : place + count]))
@@ -264,11 +270,9 @@ class ElementDevice:
 
     def _start_job(self, address: int, now: int) -> None:
         if self._array is None:
-            hint = f"{_DRIVER}its engines have registers of their own"
-            raise self._wrong("the element has no MAC array", hint)
+            raise self._wrong("the element has no MAC array", "its engines have registers of their own")
         if self._job:
-            hint = f"{_DRIVER}wait for the job before starting another"
-            raise self._wrong("the MAC array is started while it works", hint)
+            raise self._wrong("the MAC array is started while it works", "wait for the job before starting another")
         job = self._words(address, ROWS_JOB)
         self._job = now + self._clocks(job), job
 
@@ -315,7 +319,7 @@ class ElementDevice:
             if any(key in self.own for key in missing):
                 return
             if missing:
-                raise self._wrong(f"no message of the key {missing[0]} came", _TABLES)
+                raise SimulationError(f"no message of the key {missing[0]} came", where=self.name, hint=_TABLES)
             for transfer in piece.expected:
                 self._copy(transfer, messages[transfer["key"]], piece.delivered)
             piece.delivered += 1
@@ -326,7 +330,8 @@ class ElementDevice:
         for start, place in _stretches(transfer):
             part = source[start : start + transfer["bytes"]]
             if len(part) != transfer["bytes"]:
-                raise self._wrong(f"a message of {len(content)} bytes is too short", _TABLES)
+                what = f"a message of {len(content)} bytes is too short"
+                raise SimulationError(what, where=self.name, hint=_TABLES)
             self._bus.view(to + place, transfer["bytes"])[:] = part
 
     def _clocks(self, job: Mapping[str, int]) -> int:

@@ -5,6 +5,10 @@ all elements: it holds a part for each different piece, and an element's data sa
 where in a memory that all sections share its data and buffers lie, and what is loaded from DRAM. Sections lie at both
 ends of that memory in turn, so that the data of the next are loaded while the present one computes, where there is
 room.
+
+Pieces that share an element take turns: the next piece is the one that need not wait, of several the one with the least
+input, then the first; the model of time does the same. No piece waits inside its turn, so that none keeps another from
+what it waits for.
 """
 
 from __future__ import annotations
@@ -22,14 +26,19 @@ from msgspec import Meta
 
 from dovetail.codegen.manifest import Count
 from dovetail.errors import PlanError
-from dovetail.guests.mesh.building import build_files
-from dovetail.guests.mesh.layout import buffer_places, joined_data, places_of, program_files, section_files, up16
-from dovetail.guests.mesh.mapping import MeshMapping
-from dovetail.guests.mesh.placement import SectionPlacement, Tables
-from dovetail.guests.mesh.programs import HEADER_BYTES, ElementProgram, PieceCode, element_program
+from dovetail.guests.mesh.building import build_files, c_template
+from dovetail.guests.mesh.placement import MeshMapping, SectionPlacement, Tables
+from dovetail.guests.mesh.programs import (
+    ELEMENT_HEADER,
+    HEADER_BYTES,
+    ElementProgram,
+    PieceCode,
+    element_program,
+    piece_bytes,
+    senders_of,
+)
 from dovetail.guests.mesh.sections import LAYER_CODE
 from dovetail.guests.mesh.topology import word_of
-from dovetail.guests.mesh.transfers import ELEMENT_HEADER, piece_bytes, senders_of
 from dovetail.sim.rack import LoadKind
 from dovetail.target.description import Target
 
@@ -118,7 +127,7 @@ def _apart(mapped: MeshMapping) -> tuple[Tables, ...]:
     entries = np.bincount(np.concatenate([one.chip for one in mapped.tables]), minlength=1)
     if (most := int(entries.max())) > mapped.topology.mesh.route_entries:
         what = f"a chip needs {most} routing entries for all sections, it has {mapped.topology.mesh.route_entries}"
-        raise PlanError(what, where=mapped.parts.graph.name, hint="use more chips, or --whole")
+        raise PlanError(what, where=mapped.graph.name, hint="use more chips, or --whole")
     return tuple(
         replace(one, key=one.key + n * step, first=one.first + n * step) for n, one in enumerate(mapped.tables)
     )
@@ -126,7 +135,7 @@ def _apart(mapped: MeshMapping) -> tuple[Tables, ...]:
 
 def _tensors(mapped: MeshMapping) -> dict[str, int]:
     """Values that are fetched from DRAM or stored there, and their bytes."""
-    graph = mapped.parts.graph
+    graph = mapped.graph
     tensors = {name: graph.types[name].nbytes for name in graph.inputs}
     for placed in mapped.placed:
         for (stage, _), is_stored in zip(placed.section.owners, placed.traffic.stores.tolist(), strict=True):
@@ -149,28 +158,26 @@ _Layout = tuple[tuple[Element, ...], Mapping[str, Mapping[str, str]], bytes]
 
 def _one_section(placed: SectionPlacement, pieces: _Pieces, target: Target) -> _Layout:
     """A network that is resident as a whole: a program for each kind of element."""
-    names: dict[tuple[PieceCode, ...], str] = {}
-    sizes: dict[str, list[int]] = {}
     layers = [stage.layer.name for stage, _ in placed.section.owners]
-    kinds: dict[int, str] = {}
-    for element, tenants in placed.tenants.items():
+    kinds: dict[tuple[PieceCode, ...], list[tuple[int, ...]]] = {}
+    for tenants in placed.tenants.values():
         if len(tenants) > 1 and target.mesh is not None and target.mesh.pieces is not None:
             what = f"the pieces {', '.join(map(str, tenants))} share an element whose target computes them"
             hint = "give each an element of its own: their buffers have fixed places"
             raise PlanError(what, where=layers[tenants[0]], hint=hint)
-        codes = tuple(pieces[piece][0].code for piece in tenants)
-        name = kinds[element] = names.setdefault(codes, f"{layers[tenants[0]]}_{len(names)}")
-        most = zip(sizes.get(name, [0] * len(tenants)), tenants, strict=True)
-        sizes[name] = [max(size, len(pieces[piece][1])) for size, piece in most]
-    elements = []
-    for element, tenants in placed.tenants.items():
-        own = [pieces[piece][1] for piece in tenants]
-        begins = zip(places_of(sizes[kinds[element]]), own, strict=False)
-        places = tuple((0, at, at + _transfers_place(data)) for at, data in begins)
-        data = joined_data(own, sizes[kinds[element]])
-        record = ElementRecord(placed.topology.position(element), kinds[element], places)
-        elements.append(Element(record, data, tenants))
-    return tuple(elements), {name: program_files(codes, sizes[name]) for codes, name in names.items()}, b""
+        kinds.setdefault(tuple(pieces[piece][0].code for piece in tenants), []).append(tenants)
+    elements, files = [], dict[str, Mapping[str, str]]()
+    for codes, members in kinds.items():
+        name = f"{layers[members[0][0]]}_{len(files)}"
+        sizes = [max(len(pieces[piece][1]) for piece in alike) for alike in zip(*members, strict=True)]
+        files[name] = program_files(codes, sizes)
+        for tenants in members:
+            own = [pieces[piece][1] for piece in tenants]
+            begins = zip(places_of(sizes), own, strict=False)
+            places = tuple((0, at, at + _transfers_place(data)) for at, data in begins)
+            record = ElementRecord(placed.topology.position(int(placed.element[tenants[0]])), name, places)
+            elements.append(Element(record, joined_data(own, sizes), tenants))
+    return tuple(elements), files, b""
 
 
 def _transfers_place(data: bytes) -> int:
@@ -247,6 +254,8 @@ class _SectionTurn:
     buffers: int = 0
     loads: tuple[tuple[int, int, int], ...] = ()
     """Place in DRAM, place in the data, bytes."""
+    piece: int = -1
+    """Its number, over all sections."""
 
     @property
     def places(self) -> tuple[int, int]:
@@ -276,48 +285,37 @@ class _DramImage:
 
 def _several_sections(mapped: MeshMapping, pieces: Sequence[_Pieces]) -> _Layout:
     """A network in sections: one program for all elements."""
-    placed, mesh = mapped.placed, mapped.parts.mesh
+    placed, mesh = mapped.placed, mapped.mesh
     dram, numbers = _DramImage(), dict[PieceCode, int]()
     for program, _ in (piece for section in pieces for piece in section):
         numbers.setdefault(program.code, len(numbers))
-    turns = [dict(_turns(one, each, dram, numbers)) for one, each in zip(placed, pieces, strict=True)]
+    first = accumulate((one.section.pieces for one in placed), initial=0)
+    turns = [dict(_turns(*each, dram, numbers)) for each in zip(first, placed, pieces, strict=False)]
     rows = {element: [turn.get(element, _SectionTurn()) for turn in turns] for element in sorted(set().union(*turns))}
-    limit = mesh.usable - mesh.code - LAYER_CODE * len(mapped.parts.layers) - mesh.stack - _TABLE_ROOM * len(turns)
+    limit = mesh.usable - mesh.code - LAYER_CODE * len(mapped.network.layers) - mesh.stack - _TABLE_ROOM * len(turns)
     room = min(limit, max(map(_early_bytes, rows.values()))) // 16 * 16
     least = max(turn.data + turn.buffers for row in rows.values() for turn in row)
     if room < least:
         what = f"a section takes {least} bytes of an element beside the program of all sections, {room} are left"
-        raise PlanError(what, where=mapped.parts.graph.name, hint="use more elements, or elements with more memory")
-    tables = {element: _section_table(row, room) for element, row in rows.items()}
-    home = defaultdict[int, list[tuple[int, int]]](list)
-    for section, one in enumerate(placed):
-        for piece, element in enumerate(one.element.tolist()):
-            home[element].append((section, piece))
-    first = list(accumulate((one.section.pieces for one in placed), initial=0))
-    elements = tuple(
-        Element(
-            ElementRecord(
-                mapped.topology.position(element),
-                SECTIONS,
-                tuple((section, *rows[element][section].places) for section, _ in home[element]),
-            ),
-            content,
-            tuple(first[section] + piece for section, piece in home[element]),
-        )
-        for element, content in tables.items()
-    )
+        raise PlanError(what, where=mapped.graph.name, hint="use more elements, or elements with more memory")
+    elements = []
+    for element, row in rows.items():
+        places = tuple((section, *turn.places) for section, turn in enumerate(row) if turn.loads)
+        record = ElementRecord(mapped.topology.position(element), SECTIONS, places)
+        own = tuple(turn.piece for turn in row if turn.loads)
+        elements.append(Element(record, _section_table(row, room), own))
     program_texts = section_files(list(numbers), room, max(len(one.data) for one in elements))
-    return elements, {SECTIONS: program_texts}, bytes(dram.content)
+    return tuple(elements), {SECTIONS: program_texts}, bytes(dram.content)
 
 
 def _turns(
-    placed: SectionPlacement, pieces: _Pieces, dram: _DramImage, numbers: Mapping[PieceCode, int]
+    first: int, placed: SectionPlacement, pieces: _Pieces, dram: _DramImage, numbers: Mapping[PieceCode, int]
 ) -> Iterator[tuple[int, _SectionTurn]]:
-    """Each element of a section and what it does there."""
-    for (program, data), element in zip(pieces, placed.element.tolist(), strict=True):
+    """Each element of a section and what it does there; the section's pieces are numbered from `first` on."""
+    for piece, ((program, data), element) in enumerate(zip(pieces, placed.element.tolist(), strict=True), first):
         ends = (0, HEADER_BYTES, _transfers_place(data), len(data))
         loads = tuple((dram.place(data[a:b]), a, b - a) for a, b in pairwise(ends) if b > a)
-        yield element, _SectionTurn(numbers[program.code], buffer_places(program.code)[-1], loads)
+        yield element, _SectionTurn(numbers[program.code], buffer_places(program.code)[-1], loads, piece)
 
 
 def _early_bytes(row: Sequence[_SectionTurn]) -> int:
@@ -338,3 +336,92 @@ def _section_table(row: Sequence[_SectionTurn], room: int) -> bytes:
         loads += turn.loads
     header = _SECTION_HEADER.pack(len(row), _SECTION_HEADER.size + len(entries))
     return header + entries + b"".join(_LOAD.pack(*load) for load in loads)
+
+
+_INCLUDES = '#include "element.h"\n#include "mesh_hal.h"\n#include "program.h"\n'
+_HEADER = "#ifndef PROGRAM_H\n#define PROGRAM_H\n{}\n#endif\n"
+_SECTION_MEMORY = """extern uint8_t *section_data, *section_buffers;
+#define element_data ((uint8_t *)__builtin_assume_aligned(section_data, 16))"""
+
+
+def up16(size: int) -> int:
+    """The next multiple of 16 bytes."""
+    return -(-size // 16) * 16
+
+
+def places_of(sizes: Sequence[int]) -> list[int]:
+    """First byte of each of some contents one after the other, at multiples of 16, and the end of the last."""
+    return list(accumulate(map(up16, sizes), initial=0))
+
+
+def joined_data(parts: Sequence[bytes], sizes: Sequence[int]) -> bytes:
+    """The data of an element whose pieces have data of at most these sizes."""
+    if len(parts) == 1:
+        return parts[0]
+    return b"".join(part + bytes(up16(size) - len(part)) for part, size in zip(parts, sizes, strict=True))
+
+
+def _element_data(alignment: int) -> str:
+    """C of the memory an element's data are loaded into."""
+    return f'uint8_t element_data[ELEMENT_BYTES] __attribute__((aligned({alignment}), section(".element")));'
+
+
+def _own_buffers(code: PieceCode) -> Iterator[str]:
+    for one in code.buffers:
+        yield f"static {one.c_type} {one.name}{one.dimensions} __attribute__((aligned(16)));"
+
+
+def _section_buffers(code: PieceCode) -> Iterator[str]:
+    for one, place in zip(code.buffers, buffer_places(code), strict=False):
+        at = f"__builtin_assume_aligned(section_buffers + {place}u, 16)"
+        yield f"#define {one.name} (*({one.c_type} (*){one.dimensions}){at})"
+
+
+def buffer_places(code: PieceCode) -> list[int]:
+    """First byte of each buffer in the memory of sections, and the end of the last."""
+    return places_of([one.nbytes for one in code.buffers])
+
+
+def _file(code: PieceCode, names: str, data: str, buffers: Iterator[str]) -> str:
+    return "\n".join([names, _INCLUDES, data, *buffers, code.source])
+
+
+def _names(number: int) -> str:
+    """C that gives the functions of a piece's program names of their own."""
+    return "\n".join(f"#define element_{name} piece_{number}_{name}" for name in ("begin", "run"))
+
+
+def _main(template: str, count: int, **values: str) -> str:
+    """The file that calls the pieces."""
+    declared = "\n".join(f"void piece_{n}_begin(void);\nvoid piece_{n}_run(uint32_t input);" for n in range(count))
+    begins, runs = (", ".join(f"piece_{n}_{name}" for n in range(count)) for name in ("begin", "run"))
+    return c_template(template) % {"declared": declared, "count": count, "begins": begins, "runs": runs, **values}
+
+
+def _header(**numbers: int) -> str:
+    return _HEADER.format("\n".join(f"#define {name} {number}u" for name, number in numbers.items()))
+
+
+def program_files(codes: Sequence[PieceCode], sizes: Sequence[int]) -> dict[str, str]:
+    """File name -> text of a program of some pieces, with data of at most these sizes."""
+    if len(codes) == 1:
+        text = _file(codes[0], "", _element_data(codes[0].alignment), _own_buffers(codes[0]))
+        return {"program.c": text, "program.h": _header(ELEMENT_BYTES=sizes[0])}
+    places = places_of(sizes)
+    files = {"program.h": _header(ELEMENT_BYTES=places[-1])}
+    files["program.c"] = _main("turns", len(codes), data=_element_data(max(code.alignment for code in codes)))
+    for number, code in enumerate(codes):
+        data = "extern uint8_t element_data[ELEMENT_BYTES];"
+        data += f"\n#define element_data (element_data + {places[number]}u)"
+        files[f"piece_{number}.c"] = _file(code, _names(number), data, _own_buffers(code))
+    return files
+
+
+def section_files(codes: Sequence[PieceCode], room: int, table: int) -> dict[str, str]:
+    """File name -> text of the program of all sections, with `room` bytes for them and tables of at most `table`."""
+    files = {
+        f"piece_{number}.c": _file(code, _names(number), _SECTION_MEMORY, _section_buffers(code))
+        for number, code in enumerate(codes)
+    }
+    files["program.h"] = _header(ELEMENT_BYTES=table, MEMORY_BYTES=room)
+    return {**files, "program.c": _main("sections", len(codes), data=_element_data(16))}

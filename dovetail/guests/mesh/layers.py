@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -39,12 +38,6 @@ Ints = NDArray[Any]
 
 Image = tuple[int, int, int]
 """Rows, columns and channels of a value; whatever is no image is one row of one column."""
-
-
-class LineUse(enum.IntEnum):
-    """How sums are requantised: by no line, by lines, by lines that gain something above zero."""
-
-    NOT, PLAIN, GAINING = range(3)
 
 
 @dataclass(frozen=True)
@@ -150,11 +143,6 @@ class MeshLayer:
         it has them, so that its pieces share a program; None where there are none."""
         return self._lines.of(first, last) if self._lines else self._found_lines(first, last)
 
-    def line_use(self, first: int, last: int) -> LineUse:
-        """How the channels from `first` to before `last` are requantised."""
-        lines = self.lines(first, last)
-        return LineUse.NOT if lines is None else LineUse.PLAIN if lines.gains is None else LineUse.GAINING
-
     @property
     def constant_bytes(self) -> int:
         """Bytes of weights and parameters of the whole layer."""
@@ -238,13 +226,29 @@ def layers_of(graph: Graph, regions: Sequence[Region]) -> tuple[MeshLayer, ...]:
     return tuple(layers)
 
 
-def output_layers(graph: Graph, layers: Sequence[MeshLayer], regions: Sequence[Region]) -> dict[str, int]:
+@dataclass(frozen=True)
+class MeshNetwork:
+    """A network as a mesh takes it."""
+
+    graph: Graph
+    layers: tuple[MeshLayer, ...]
+    outputs: Mapping[str, int]
     """Network output -> the layer that computes it."""
+
+    @property
+    def results(self) -> frozenset[int]:
+        """The layers whose results the network gives."""
+        return frozenset(self.outputs.values())
+
+
+def network_of(graph: Graph, regions: Sequence[Region]) -> MeshNetwork:
+    """A network in layers; arguments and errors as of `layers_of`."""
+    layers = layers_of(graph, regions)
     producers = {layer.graph.outputs[0]: layer.index for layer in layers}
     for region in regions:
         if region.is_view and region.graph.inputs[0] in producers:
             producers[region.output] = producers[region.graph.inputs[0]]
-    return {name: producers[name] for name in graph.outputs}
+    return MeshNetwork(graph, layers, {name: producers[name] for name in graph.outputs})
 
 
 @dataclass(frozen=True)

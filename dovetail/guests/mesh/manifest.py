@@ -22,7 +22,7 @@ from dovetail.codegen.manifest import TensorPort
 from dovetail.documents import read_document
 from dovetail.errors import BuildError
 from dovetail.guests.mesh.emit import ElementRecord, MeshProject, read_chip_image
-from dovetail.guests.mesh.mapping import MeshMapping
+from dovetail.guests.mesh.placement import MeshMapping
 from dovetail.ir.graph import Graph
 from dovetail.ir.onnx_file import graph_bytes
 from dovetail.ir.types import Array
@@ -90,25 +90,25 @@ def mesh_manifest(build: MeshRecord, graph: Graph) -> dict[str, bytes]:
 
 def mesh_build(mapped: MeshMapping, project: MeshProject, target: Target) -> MeshRecord:
     """A network as it is run."""
-    parts = mapped.parts
+    graph, network = mapped.graph, mapped.network
     outputs: dict[str, list[str]] = {}
-    for name, layer in parts.outputs.items():
-        outputs.setdefault(parts.layers[layer].graph.outputs[0], []).append(name)
+    for name, layer in network.outputs.items():
+        outputs.setdefault(network.layers[layer].graph.outputs[0], []).append(name)
     tensors = (
-        TensorRecord(nbytes, name if name in parts.graph.inputs else "", tuple(outputs.get(name, ())))
+        TensorRecord(nbytes, name if name in graph.inputs else "", tuple(outputs.get(name, ())))
         for name, nbytes in project.tensors.items()
     )
 
     def ports(names: Sequence[str]) -> tuple[TensorPort, ...]:
-        kinds = ((name, parts.graph.types[name]) for name in names)
+        kinds = ((name, graph.types[name]) for name in names)
         return tuple(TensorPort(name=name, shape=kind.shape, dtype=kind.dtype.text) for name, kind in kinds)
 
     return MeshRecord(
-        parts.graph.name,
+        graph.name,
         target.name,
         digest(*(part for name, content in sorted(project.files.items()) for part in (name.encode(), content)))[:32],
-        ports(parts.graph.inputs),
-        ports(parts.graph.outputs),
+        ports(graph.inputs),
+        ports(graph.outputs),
         tuple(tensors),
         tuple(one.record for one in project.elements),
     )
@@ -126,13 +126,14 @@ def read_mesh(folder: Path) -> MeshRecord:
     ).value
 
 
-def read_images(build: MeshRecord, files: Mapping[str, bytes]) -> list[tuple[LoadKind, int, bytes]]:
-    """Data of every element by its word, and routes and DRAM of each chip by its word: what the files in chips/ hold.
+def rack_images(build: MeshRecord, firmware: Mapping[str, Path], files: Mapping[str, bytes]) -> Images:
+    """Everything a rack is loaded with: programs, what the files in chips/ hold, tables, sizes of tensors.
 
     Raises:
-        BuildError: they are damaged.
+        BuildError: the files are damaged.
     """
-    images: list[tuple[LoadKind, int, bytes]] = []
+    programs = build.programs
+    images = [(LoadKind.PROGRAM, number, firmware[name].read_bytes()) for number, name in enumerate(programs)]
     for name in sorted(name for name in files if name.startswith("chips/chip_")):
         try:
             images += read_chip_image(files[name])
@@ -142,17 +143,9 @@ def read_images(build: MeshRecord, files: Mapping[str, bytes]) -> list[tuple[Loa
     if words != {one.word for one in build.elements}:
         what = f"chips/ has {len(words)} elements, {MANIFEST} {len(build.elements)}, and they are not the same"
         raise BuildError(what, where=build.network, hint=_AGAIN)
-    return images
-
-
-def rack_images(build: MeshRecord, firmware: Mapping[str, Path], files: Mapping[str, bytes]) -> Images:
-    """Everything a rack is loaded with: programs, what the files in chips/ hold, sizes of tensors; as `read_images`."""
-    programs = build.programs
-    images = [(LoadKind.PROGRAM, number, firmware[name].read_bytes()) for number, name in enumerate(programs)]
-    images += read_images(build, files)
     for element in build.elements:
-        words = (programs.index(element.program), *(one for place in element.places for one in place))
-        images.append((LoadKind.TABLE, element.word, struct.pack(f"<{len(words)}I", *words)))
+        table = (programs.index(element.program), *(one for place in element.places for one in place))
+        images.append((LoadKind.TABLE, element.word, struct.pack(f"<{len(table)}I", *table)))
     return [*images, *((LoadKind.TENSOR, n, struct.pack("<I", one.bytes)) for n, one in enumerate(build.tensors))]
 
 

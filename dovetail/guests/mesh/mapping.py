@@ -8,42 +8,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dovetail.errors import PlanError
-from dovetail.guests.mesh.choice import Objective
 from dovetail.guests.mesh.cuts import require_fit
-from dovetail.guests.mesh.layers import MOST_SUMS, Ints, Show, layers_of, output_layers, unseen
-from dovetail.guests.mesh.partition import (
-    FEW_SUMS,
-    SMALL,
-    MeshPartition,
-    MeshStage,
-    frontiers_of,
-    partition_mesh,
-)
+from dovetail.guests.mesh.layers import MOST_SUMS, Ints, MeshNetwork, Show, network_of, unseen
+from dovetail.guests.mesh.partition import SMALL, MeshStage, Objective, Section, frontiers_of, resident
 from dovetail.guests.mesh.pieces import check_covered, piece_graph
-from dovetail.guests.mesh.placement import SectionPlacement, Tables, place, tables_of
-from dovetail.guests.mesh.sections import LAYER_CODE, SectionSearch, SectionTimes, fewer, one_chip, placements
+from dovetail.guests.mesh.placement import MeshMapping, place
+from dovetail.guests.mesh.sections import LAYER_CODE, SectionSearch, SectionTimes, fewer, one_chip
 from dovetail.guests.mesh.simulate import StreamTiming, simulate
 from dovetail.guests.mesh.topology import Topology
 from dovetail.ir.graph import Graph
 from dovetail.schedule.region import Region
-
-
-@dataclass(frozen=True)
-class MeshMapping:
-    """A network on a mesh."""
-
-    parts: MeshPartition
-    topology: Topology
-    placed: tuple[SectionPlacement, ...]
-    """Per section."""
-    tables: tuple[Tables, ...]
-
-    @property
-    def whole(self) -> tuple[SectionPlacement, Tables]:
-        """The one section of a resident network, placed and routed; raises ValueError where there are several."""
-        if not self.parts.resident:
-            raise ValueError("the network is not resident as a whole")
-        return self.placed[0], self.tables[0]
+from dovetail.target.mesh import Mesh
 
 
 @dataclass(frozen=True)
@@ -71,33 +46,28 @@ def map_network(
 ) -> MeshMapping:
     """Partition, place and route; every piece is checked to be sent all it reads.
 
-    Args:
-        graph: the integer graph.
-        regions: its regions.
-        topology: the mesh.
-        objective: the time that counts. For latency, sections one after the other are compared with the network as a
-            whole; for throughput, they are taken where not all of it fits at once.
-        whole: no sections.
-        show: called with what is being done now.
+    For latency, sections one after the other are compared with the network as a whole (not if `whole`); for throughput,
+    they are taken where not all of it fits at once. `show` is told what is being done now.
 
     Raises:
         PlanError: the network does not fit; says what is short.
         ModelError: it does not run on a mesh.
     """
+    network = network_of(graph, regions)
     in_sections = not whole and topology.mesh.pieces is None
     found = None
     if objective is Objective.THROUGHPUT or not in_sections:
-        found = _as_a_whole(graph, regions, topology, objective, show)
+        found = _as_a_whole(network, topology, objective, show)
     if found is None and in_sections:
-        found = _quickest(graph, regions, topology, show)
+        found = _quickest(network, topology, show)
     if found is None:
-        raise _too_large(graph, regions, topology, in_sections)
+        raise _too_large(network, topology, in_sections)
     return found
 
 
-def _too_large(graph: Graph, regions: Sequence[Region], topology: Topology, in_sections: bool) -> PlanError:
+def _too_large(network: MeshNetwork, topology: Topology, in_sections: bool) -> PlanError:
     """The error for a network that does not fit; raises that for a layer of which no piece does."""
-    layers, mesh = layers_of(graph, regions), topology.mesh
+    layers, mesh = network.layers, topology.mesh
     for layer in layers:
         require_fit(layer, mesh, layer.one_slot)
     fronts, count = frontiers_of(layers, topology), len(topology.elements)
@@ -108,91 +78,76 @@ def _too_large(graph: Graph, regions: Sequence[Region], topology: Topology, in_s
     if in_sections:
         code = mesh.code + LAYER_CODE * len(layers) + mesh.stack
         what += f"; in sections, code and stack of {len(layers)} layers take {code} of an element's {mesh.usable} bytes"
-    return PlanError(what, where=graph.name, hint="use more chips or boards, or elements with more memory")
+    return PlanError(what, where=network.graph.name, hint="use more chips or boards, or elements with more memory")
 
 
-def _as_a_whole(
-    graph: Graph, regions: Sequence[Region], topology: Topology, objective: Objective, show: Show
-) -> MeshMapping | None:
+def _as_a_whole(network: MeshNetwork, topology: Topology, objective: Objective, show: Show) -> MeshMapping | None:
     """All of a network on the mesh at once; None where it does not fit."""
 
-    def mapped(objective: Objective, most_sums: int = MOST_SUMS) -> MeshMapping | None:
-        show(f"cutting into pieces for {objective.value}")
-        parts = partition_mesh(graph, regions, topology, objective, most_sums)
-        show(f"placing and routing for {objective.value}")
-        return place_and_route(parts, topology) if parts else None
+    def mapped(cut_for: Objective, most_sums: int = MOST_SUMS) -> MeshMapping | None:
+        show(f"cutting into pieces for {cut_for.value}")
+        layers = [replace(layer, most_sums=most_sums) for layer in network.layers]
+        section = resident(layers, topology, cut_for)
+        show(f"placing and routing for {cut_for.value}")
+        return place_and_route(network, section, topology, objective) if section else None
 
     first = mapped(objective)
-    if len(topology.places) < 2 or first is None:
-        return first
-    # what goes between chips, partial sums above all, is only known once all is placed
-    if objective is Objective.LATENCY:
+    if first is None:
+        return None
+    if objective is Objective.LATENCY:  # what messages take is only known once all is placed
         other = mapped(Objective.THROUGHPUT)
-        if other is None or measure(other, 1).latency >= measure(first, 1).latency:
-            return first
-        return replace(other, parts=replace(other.parts, objective=objective))
-    timing = simulate(first.whole[0], _STALLED)
-    if timing.interval <= timing.bound * _STALLS:
+        return other if other and measure(other, 1).latency < measure(first, 1).latency else first
+    timing = simulate(first.placed[0], _STALLED)
+    if len(topology.places) < 2 or timing.interval <= timing.bound * _STALLS:
         return first
     other = mapped(objective, FEW_SUMS)
-    return other if other and simulate(other.whole[0], _STALLED).interval < timing.interval else first
+    return other if other and simulate(other.placed[0], _STALLED).interval < timing.interval else first
 
 
-def _quickest(graph: Graph, regions: Sequence[Region], topology: Topology, show: Show) -> MeshMapping | None:
-    """The least latency of what is tried: in sections on one chip, or as a whole, on a chip on fewer elements too."""
-    layers = layers_of(graph, regions)
-    outputs = output_layers(graph, layers, regions)
-    results = frozenset(outputs.values())
-
-    def mapped(placed: Sequence[SectionPlacement]) -> MeshMapping:
-        sections = tuple(one.section for one in placed)
-        parts = MeshPartition(graph, layers, outputs, topology.mesh, Objective.LATENCY, sections)
-        return MeshMapping(parts, topology, tuple(placed), tuple(map(tables_of, placed)))
-
-    sections = SectionSearch(layers, one_chip(topology), results).run(show)
-    options = [mapped([one.placed for one in sections])] if sections else []
-    several, small = len(topology.places) > 1, len(topology.elements) <= SMALL
+def _quickest(network: MeshNetwork, topology: Topology, show: Show) -> MeshMapping | None:
+    """The least latency of what is tried: in sections on one chip, or as a whole, on fewer elements too."""
+    chip = one_chip(topology)
+    sections = SectionSearch(network.layers, chip, network.results).run(show)
+    placed = tuple(one.placed for one in sections or ())
+    options = [MeshMapping(network, Objective.LATENCY, topology, placed)] if placed else []
+    small = len(topology.elements) <= SMALL
     subsets = [fewer(topology, count) for count in range(topology.capacity - 1, 0, -1)] if small else []
-    for where in [topology, *subsets] if several else []:
-        part = _as_a_whole(graph, regions, where, Objective.LATENCY, show)
+    for where in (topology, *([chip] if len(topology.places) > 1 else []), *subsets):
+        part = _as_a_whole(network, where, Objective.LATENCY, show)
         options += [replace(part, topology=topology)] if part else []
-    show("placing all layers at once")
-    for where in (one_chip(topology), *([topology] if several and small else [])):
-        options += [mapped([one]) for one in placements(layers, where, results)]
-    if not options:
-        return None
-    best = min(options, key=lambda one: measure(one, 1).latency)
-    for placed in best.placed:
-        check_covered(placed.section, placed.traffic)
-    return best
+    return checked(min(options, key=lambda one: measure(one, 1).latency)) if options else None
 
 
 _STALLS, _STALLED = 1.1, 20
 """How much longer than its bound an interval is for another partition to be tried, and inputs of the stream that is
 modelled for that."""
+FEW_SUMS = 2
+"""Parts of a layer's sums at most, where partial sums are too much for the links between chips."""
 
 
-def place_and_route(parts: MeshPartition, topology: Topology) -> MeshMapping:
+def place_and_route(network: MeshNetwork, section: Section, topology: Topology, objective: Objective) -> MeshMapping:
     """The stages behind partition, of a network as a whole.
 
     Raises:
         DovetailError: an element's target cannot compute a piece.
     """
-    parts = planned(parts)
-    return routed(parts, place(parts.sections[0], topology, frozenset(parts.outputs.values())))
+    placed = place(planned(section, topology.mesh), topology, network.results)
+    return checked(MeshMapping(network, objective, topology, (placed,)))
 
 
-def routed(parts: MeshPartition, placed: SectionPlacement) -> MeshMapping:
-    """A network as a whole on its elements; raises ProgramError where a piece is not sent all it reads."""
-    check_covered(placed.section, placed.traffic)
-    return MeshMapping(parts, placed.topology, (placed,), (tables_of(placed),))
+def checked(mapped: MeshMapping) -> MeshMapping:
+    """The mapping; raises ProgramError where a piece is not sent all it reads, PlanError for too large tables."""
+    for placed in mapped.placed:
+        check_covered(placed.section, placed.traffic)
+    assert len(mapped.tables) == len(mapped.placed)
+    return mapped
 
 
-def planned(parts: MeshPartition) -> MeshPartition:
+def planned(section: Section, mesh: Mesh) -> Section:
     """The pieces with the clocks of their plans, where the elements' target computes them; as they are elsewhere."""
-    pieces = parts.mesh.pieces
+    pieces = mesh.pieces
     if pieces is None:
-        return parts
+        return section
 
     def stage_of(stage: MeshStage) -> MeshStage:
         held = zip(stage.layer.readings, stage.slots, strict=True)
@@ -201,24 +156,16 @@ def planned(parts: MeshPartition) -> MeshPartition:
         clocks = np.array([pieces.planned(graph, copied) for graph in graphs], np.int64)
         return replace(stage, costs=replace(stage.costs, clocks=clocks, floor=clocks))
 
-    (section,) = parts.sections
-    return replace(parts, sections=(replace(section, stages=tuple(map(stage_of, section.stages))),))
+    return replace(section, stages=tuple(map(stage_of, section.stages)))
 
 
-def measure(mapped: MeshMapping, inputs: int = 12, links: bool = False, clocks: Ints | None = None) -> Performance:
-    """Run the event model: a stream of inputs through a resident network, or one input through all sections.
-
-    Args:
-        mapped: the network.
-        inputs: how many.
-        links: as of `simulate`.
-        clocks: `ExactRun.clocks`, for the times with what firmware was seen to take.
-    """
-    parts = mapped.parts
-    if parts.resident:
+def measure(mapped: MeshMapping, inputs: int = 12, clocks: Ints | None = None) -> Performance:
+    """Run the event model: a stream of inputs through a resident network, or one input through all sections; with
+    `clocks` (`ExactRun.clocks`) for what firmware was seen to take."""
+    if mapped.resident:
         turns = None if clocks is None else clocks[:, :, 1:] - clocks[:, :, :1]
-        timing = simulate(mapped.whole[0], inputs, links, turns)
-        alone = simulate(mapped.whole[0], 1, turns=turns).latency if inputs > 1 else timing.latency
+        timing = simulate(mapped.placed[0], inputs, turns)
+        alone = simulate(mapped.placed[0], 1, turns).latency if inputs > 1 else timing.latency
         return Performance(alone, timing.interval, timing.bound, timing.bottleneck, timing, (alone,))
     results = [_in_sections(mapped, own) for own in ([None] if clocks is None else clocks)]
     return max(results, key=lambda one: one.latency)
@@ -226,11 +173,12 @@ def measure(mapped: MeshMapping, inputs: int = 12, links: bool = False, clocks: 
 
 def _in_sections(mapped: MeshMapping, clocks: Ints | None) -> Performance:
     """Sections one after the other; clocks [pieces, 4] of one input."""
-    parts = mapped.parts
-    ends = np.cumsum([section.pieces for section in parts.sections])[:-1]
-    each = [None] * len(parts.sections) if clocks is None else np.split(clocks, ends)
+    sections = mapped.sections
+    each: Sequence[Ints | None] = [None] * len(sections)
+    if clocks is not None:
+        each = np.split(clocks, np.cumsum([section.pieces for section in sections])[:-1])
     times = [SectionTimes(placed, own) for placed, own in zip(mapped.placed, each, strict=True)]
     taken = [one.after(before) for one, before in zip(times, [None, *times[:-1]], strict=True)]
-    name = parts.sections[int(np.argmax(taken))].stages[0].layer.name
+    name = sections[int(np.argmax(taken))].stages[0].layer.name
     bottleneck = f"sections one after the other, most of all {name}"
     return Performance(sum(taken), sum(taken), sum(one.timing.bound for one in times), bottleneck, None, tuple(taken))

@@ -10,24 +10,30 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
+import numpy as np
 from msgspec import Meta
+from numpy.typing import NDArray
 
 from dovetail.codegen.manifest import Count
 from dovetail.documents import Document, parse_document, read_text
 from dovetail.documents.lines import ValuePath
 from dovetail.errors import DovetailError, PlanError
+from dovetail.guests.mesh.cuts import Cut
 from dovetail.guests.mesh.layers import MeshLayer
+from dovetail.guests.mesh.partition import boxes_of
 from dovetail.guests.mesh.topology import Topology
 from dovetail.ir.types import Box
+from dovetail.target.mesh import Mesh
 
 SCHEMA = 2
 _MOST_BYTES = 128 << 20
 _MOST_SLOTS = 1024
+_MOST_PIECES = 1 << 18
+_MOST_CELLS = 1 << 24
 HINT = "docs/mesh.md shows what such a file holds"
 PART_HINT = "cut the model that compile --save-stages writes last, or the files --save-parts writes"
 AXES = ("rows", "columns", "channels", "sums")
@@ -129,6 +135,19 @@ class PieceWish:
     at: WishPlace
 
 
+@dataclass(frozen=True)
+class LayerBoxes:
+    """The pieces of a layer."""
+
+    cut: Cut
+    boxes: NDArray[np.int64]
+    """As `MeshStage.boxes`."""
+    free: bool
+    """As `MeshStage.free`."""
+    pieces: tuple[PieceWish, ...]
+    """The wish for each; at the layer's place in the file for pieces the file leaves out."""
+
+
 @dataclass(frozen=True, slots=True)
 class LayerWish:
     """A layer."""
@@ -136,10 +155,14 @@ class LayerWish:
     name: str
     at: WishPlace
     group: str | None = None
-    cut: tuple[int, int, int, int] | None = None
-    """Parts of rows, columns, channels and sums."""
     slots: tuple[int, ...] | None = None
-    pieces: tuple[PieceWish, ...] = ()
+    boxes: LayerBoxes | None = None
+    """Its pieces; None where they are chosen."""
+
+    @property
+    def pieces(self) -> tuple[PieceWish, ...]:
+        """Its pieces, where the file gives them."""
+        return self.boxes.pieces if self.boxes else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,18 +190,17 @@ class MappingWishes:
 
     at: WishPlace
     objective: str | None
-    layers: Mapping[str, LayerWish]
+    layers: Sequence[LayerWish]
+    """One for every layer of the network, in order."""
     pools: Mapping[str | None, ElementPool]
     """By the names of groups; None for layers without one."""
     routes: tuple[RouteWish, ...]
 
-    def layer(self, name: str) -> LayerWish:
-        """The wish for a layer; one for nothing where there is none."""
-        return self.layers.get(name) or LayerWish(name, self.at)
-
-    def pool(self, layer: str) -> ElementPool:
-        """The elements a layer may have."""
-        return self.pools[self.layer(layer).group]
+    @property
+    def is_empty(self) -> bool:
+        """True where nothing but the objective is wished."""
+        named = any(one.at != self.at for one in self.layers)
+        return not (named or len(self.pools) > 1 or self.routes)
 
 
 @dataclass(frozen=True)
@@ -194,14 +216,7 @@ class PartWishes:
 def read_wishes(
     path: Path | None, network: str, layers: Sequence[MeshLayer], topology: Topology, parts: PartWishes
 ) -> MappingWishes:
-    """The wishes of a file, and of parts.
-
-    Args:
-        path: a mapping file, if there is one.
-        network: name of the graph.
-        layers: of it.
-        topology: the mesh.
-        parts: pieces that models compute.
+    """The wishes of a file, if there is one, and of parts, for a network of this name.
 
     Raises:
         PlanError: it is no mapping file, or names what is not there; with the line.
@@ -215,18 +230,20 @@ def read_wishes(
             raise at.inside("network").wrong(f"the network here is '{network[:60]}'", "the file is of another network")
     reader = _WishReader(record, at, topology, parts)
     routes = tuple(reader.route(one, at.inside("routes", number)) for number, one in enumerate(record.routes or ()))
-    by_name, wishes = {layer.name: layer for layer in layers}, {}
+    numbers, wishes = {layer.name: layer.index for layer in layers}, [LayerWish(layer.name, at) for layer in layers]
     for name, one in (record.layers or {}).items():
         here = at.inside("layers", name)
-        if name not in by_name:
-            listed = ", ".join(list(by_name)[:16]) + (", ..." if len(by_name) > 16 else "")
+        if name not in numbers:
+            listed = ", ".join(list(numbers)[:16]) + (", ..." if len(numbers) > 16 else "")
             raise here.wrong(f"there is no layer '{name[:60]}' in the network", f"its layers are {listed}")
-        wishes[name] = reader.layer(one or LayerRecord(), by_name[name], here)
+        wishes[numbers[name]] = reader.layer(one or LayerRecord(), layers[numbers[name]], here)
     for name, pieces in parts.pieces.items():
-        wish = wishes.get(name, LayerWish(name, pieces[0][2]))
-        if wish.cut is not None or wish.pieces:
-            raise wish.at.wrong(f"{name} is cut here and in a part", "leave it to one of them", pieces[0][2])
-        wishes[name] = replace(wish, pieces=tuple(PieceWish(box, reader.number(on, p), p) for box, on, p in pieces))
+        wish, here, layer = wishes[numbers[name]], pieces[0][2], layers[numbers[name]]
+        if wish.boxes is not None:
+            raise wish.at.wrong(f"{name} is cut here and in a part", "leave it to one of them", here)
+        own = [PieceWish(box, reader.number(on, place), place) for box, on, place in pieces]
+        boxes = boxes_wished(layer, Cut(), own, here, topology.mesh)
+        wishes[layer.index] = replace(wish, at=here if wish.at == at else wish.at, boxes=boxes)
     return MappingWishes(at, record.objective, wishes, reader.pools(record.groups or {}, wishes), routes)
 
 
@@ -235,20 +252,17 @@ class _WishReader:
 
     def __init__(self, record: MappingRecord, at: WishPlace, topology: Topology, parts: PartWishes) -> None:
         self.topology, self.at = topology, at
-        self.names: dict[str, Position | None] = {**parts.elements, **(record.elements or {})}
+        own = record.elements or {}
+        self.names: dict[str, Position | None] = {**parts.elements, **own}
+        self._numbers: dict[str, int] = {}
         owners: dict[int, str] = {}
-        for name, place in (record.elements or {}).items():
+        for name, place in self.names.items():
             if place is not None:
-                here = at.inside("elements", name)
-                other = owners.setdefault(self._at(place, here), name)
-                if other is not name:
+                here = at.inside("elements", name) if name in own else unread(f"{name}.onnx", PART_HINT)
+                number = self._numbers[name] = self._at(place, here)
+                if name in own and (other := owners.setdefault(number, name)) is not name:
                     what = f"the element {list(place)} has two names, the second is '{name[:40]}'"
                     raise here.wrong(what, "give one of them another position", at.inside("elements", other))
-        self._numbers = {
-            name: self._at(place, unread(f"{name}.onnx", PART_HINT) if name in parts.elements else at)
-            for name, place in self.names.items()
-            if place is not None
-        }
         taken = {*self._numbers.values(), *self._positions(record)}
         self._free = iter([element for element in topology.elements.tolist() if element not in taken])
 
@@ -257,9 +271,10 @@ class _WishReader:
         chips, per = self.topology.chips, self.topology.mesh.per_chip
         refs: list[Any] = []
         for group in (record.groups or {}).values():
-            refs += group if isinstance(group, tuple) else ()
             if isinstance(group, StretchRecord):
                 refs += [(*group.chip, number) for number in range(group.elements[0], min(group.elements[1], per))]
+            elif isinstance(group, tuple):
+                refs += group
         for layer in filter(None, (record.layers or {}).values()):
             refs += [layer.on, *(layer.on or ()), *(piece.on for piece in layer.pieces or ())]
         places = (ref for ref in refs if isinstance(ref, tuple) and len(ref) == 3 and ref[:2] in chips)
@@ -301,35 +316,37 @@ class _WishReader:
     def pools(
         self,
         groups: Mapping[str, int | tuple[ElementRef, ...] | StretchRecord],
-        layers: Mapping[str, LayerWish],
+        layers: Sequence[LayerWish],
     ) -> dict[str | None, ElementPool]:
         """The elements of every group, and those that no group or piece has."""
         pools: dict[str | None, ElementPool] = {}
         owners: dict[int, tuple[str, WishPlace]] = {}
-        for name, one in groups.items():
-            if not isinstance(one, int):
-                members = self._members(one, self.at.inside("groups", name))
-                for element, here in members.items():
-                    other, line = owners.setdefault(element, (name, here))
-                    if other is not name:
-                        what = f"{self._shown(element)} is in the groups '{other[:40]}' and '{name[:40]}'"
-                        raise here.wrong(what, "give it to one of them", line)
-                pools[name] = ElementPool(tuple(members), self.at.inside("groups", name))
-        for name, one in groups.items():
+        for name, one in sorted(groups.items(), key=lambda group: isinstance(group[1], int)):
+            at = self.at.inside("groups", name)
             if isinstance(one, int):
-                here = self.at.inside("groups", name)
-                if one > (most := len(self.topology.elements)):
-                    raise here.wrong(f"a group of {one} elements", f"there are {most}")
-                own = [p.on for wish in layers.values() if wish.group == name for p in wish.pieces if p.on is not None]
-                own = [element for element in dict.fromkeys(own) if element not in owners][:one]
-                owners.update((element, (name, here)) for element in own)
-                pools[name] = ElementPool((*own, *self._next(one - len(own), here)), here)
-        for wish in layers.values():
+                on = dict.fromkeys(piece.on for wish in layers if wish.group == name for piece in wish.pieces)
+                own = [element for element in on if element is not None and element not in owners]
+                members = self._some(one, own[:one], at)
+            else:
+                members = self._members(one, at)
+            for element, here in members.items():
+                other, line = owners.setdefault(element, (name, here))
+                if other is not name:
+                    what = f"{self._shown(element)} is in the groups '{other[:40]}' and '{name[:40]}'"
+                    raise here.wrong(what, "give it to one of them", line)
+            pools[name] = ElementPool(tuple(members), at)
+        for wish in layers:
             self._check_group(wish, pools)
-        used = {piece.on for wish in layers.values() for piece in wish.pieces}
+        used = {piece.on for wish in layers for piece in wish.pieces}
         used.update(element for pool in pools.values() for element in pool.elements)
         rest = tuple(element for element in self.topology.elements.tolist() if element not in used)
         return {**pools, None: ElementPool(rest)}
+
+    def _some(self, count: int, own: Sequence[int], at: WishPlace) -> dict[int, WishPlace]:
+        """Elements of a group that is a number: `own`, then the next."""
+        if count > (most := len(self.topology.elements)):
+            raise at.wrong(f"a group of {count} elements", f"there are {most}")
+        return dict.fromkeys((*own, *self._next(count - len(own), at)), at)
 
     def _check_group(self, wish: LayerWish, pools: Mapping[str | None, ElementPool]) -> None:
         """Raise PlanError where a layer's group is not there, or has not the element of one of its pieces."""
@@ -380,24 +397,30 @@ class _WishReader:
             most = [size if free else 1 for size, free in zip(layer.image, layer.cuttable, strict=True)]
             limits = [(1, size) for size in (*most, -(-layer.summed // layer.unit))]
             _require_within(one.cut, limits, "a cut (rows, columns, channels, sums)", at.inside("cut"))
-        wish = LayerWish(layer.name, at, one.group, one.cut, one.slots)
-        if one.on is not None:
-            return replace(wish, pieces=tuple(self._listed(one.on, wish)))
         places = ((piece, at.inside("pieces", number)) for number, piece in enumerate(one.pieces or ()))
-        return replace(wish, pieces=tuple(self._piece(piece, layer, here) for piece, here in places))
+        pieces = [self._piece(piece, layer, here) for piece, here in places]
+        cut = Cut(*(one.cut or (1, 1, 1, 1)))
+        if one.on is not None:
+            pieces = list(self._listed(one.on, cut, layer.name, at))
+        has_boxes = one.cut is not None or pieces
+        boxes = boxes_wished(layer, cut, pieces, at, self.topology.mesh) if has_boxes else None
+        return LayerWish(layer.name, at, one.group, one.slots, boxes)
 
-    def _listed(self, on: str | tuple[int | str | Position, ...], wish: LayerWish) -> Iterator[PieceWish]:
+    def _listed(
+        self, on: str | tuple[int | str | Position, ...], cut: Cut, layer: str, of: WishPlace
+    ) -> Iterator[PieceWish]:
         """Pieces on elements: one for the whole layer, or one for each piece of the cut."""
-        at = wish.at.inside("on")
+        at = of.inside("on")
         is_one = isinstance(on, str) or (len(on) > 0 and all(isinstance(step, int) for step in on))
         members: list[tuple[Any, WishPlace]] = [(on, at)] if is_one else [(r, at.inside(n)) for n, r in enumerate(on)]
-        if len(members) != (count := prod(wish.cut or ())):
-            what = f"{len(members)} elements for the {count} pieces of {wish.name}"
-            raise at.wrong(what, "give one for each piece, or a group instead", wish.at.inside("cut"))
+        if len(members) != cut.pieces:
+            what = f"{len(members)} elements for the {cut.pieces} pieces of {layer}"
+            raise at.wrong(what, "give one for each piece, or a group instead", of.inside("cut"))
         for ref, here in members:
-            if isinstance(ref, int) or (isinstance(ref, tuple) and (len(ref) != 3 or min(ref) < 0)):
-                shown = list(ref)[:8] if isinstance(ref, tuple) else ref
-                raise here.wrong(f"{shown} is no element", "give its name, or its position: [column, row, number]")
+            if not isinstance(ref, str) and not (isinstance(ref, tuple) and len(ref) == 3 and min(ref) >= 0):
+                raise here.wrong(
+                    f"{str(ref)[:80]} is no element", "give its name, or its position: [column, row, number]"
+                )
             yield PieceWish(None, self.number(ref, here), here)
 
     def _piece(self, one: PieceRecord, layer: MeshLayer, at: WishPlace) -> PieceWish:
@@ -422,16 +445,15 @@ class _WishReader:
     def route(self, one: tuple[Pair, ...] | ChipRouteRecord, at: WishPlace) -> RouteWish:
         """A route between chips, or between routers of a chip."""
         grid = self.topology.mesh.grid
-        if isinstance(one, ChipRouteRecord):
-            self._chip(one.chip, at.inside("chip"))
-            chip, way = one.chip, one.routers
-            for number, place in enumerate(way):
+        chip, way = (one.chip, one.routers) if isinstance(one, ChipRouteRecord) else (None, one)
+        if chip is not None:
+            self._chip(chip, at.inside("chip"))
+        for number, place in enumerate(way):
+            if chip is None:
+                self._chip(place, at.inside(number))
+            else:
                 limits = [(0, grid.width - 1), (0, grid.height - 1)]
                 _require_within(place, limits, "a place (column and row)", at.inside("routers", number))
-        else:
-            chip, way = None, one
-            for number, place in enumerate(way):
-                self._chip(place, at.inside(number))
         if len(way) < 2 or len(set(way)) != len(way):
             what = "a route leads over two places or more, each once"
             raise at.wrong(what, "list every place on the way, the first and the last too")
@@ -442,3 +464,82 @@ def _require_within(numbers: Sequence[int], limits: Sequence[tuple[int, int]], n
     if len(numbers) != len(limits) or any(not a <= one <= b for one, (a, b) in zip(numbers, limits, strict=True)):
         spans = ", ".join(f"{low} to {high}" if low < high else str(low) for low, high in limits)
         raise at.wrong(f"{name} must be {len(limits)} whole numbers ({spans}), not {list(numbers)[:8]}")
+
+
+def boxes_of_cut(layer: MeshLayer, cut: Cut, pieces: Sequence[PieceWish], at: WishPlace, mesh: Mesh) -> LayerBoxes:
+    """The pieces of a cut, on the elements that are listed, if any are."""
+    boxes = boxes_of(layer, cut, mesh)
+    return LayerBoxes(cut, boxes, False, tuple(pieces) or (PieceWish(None, None, at),) * len(boxes))
+
+
+def boxes_wished(layer: MeshLayer, cut: Cut, pieces: Sequence[PieceWish], at: WishPlace, mesh: Mesh) -> LayerBoxes:
+    """The pieces a file gives a layer.
+
+    Raises:
+        PlanError: boxes overlap; there are too many; sums are cut and the boxes form no grid, or elements give whole
+            results only.
+    """
+    whole = (0, layer.summed)
+    if mesh.pieces is not None and (cut.sums > 1 or any(piece.box and piece.box[3] != whole for piece in pieces)):
+        hint = "elements with engines of their own give whole results: cut rows, columns or channels"
+        raise at.wrong(f"{layer.name} is cut over what it sums", hint)
+    if max(cut.pieces, len(pieces)) > _MOST_PIECES:
+        raise at.wrong(f"{layer.name} is cut into more than {_MOST_PIECES} pieces", "cut it into fewer")
+    if not pieces or pieces[0].box is None:
+        return boxes_of_cut(layer, cut, pieces, at, mesh)
+    return _sorted([*pieces, *_left_out(pieces, layer, at)], layer)
+
+
+def _left_out(pieces: Sequence[PieceWish], layer: MeshLayer, at: WishPlace) -> list[PieceWish]:
+    """Pieces for the elements that no box holds."""
+    sizes = (*layer.image, layer.summed)
+    boxes = [piece.box or () for piece in pieces]
+    ends = [np.unique([0, size, *(end for box in boxes for end in box[axis])]) for axis, size in enumerate(sizes)]
+    if np.prod([float(len(end)) for end in ends]) > _MOST_CELLS:
+        raise at.wrong(f"the boxes of {layer.name} have too many different edges", "let boxes share their edges")
+    owner = np.full([len(end) - 1 for end in ends], -1, np.int64)
+    for number, box in enumerate(boxes):
+        part = tuple(slice(*np.searchsorted(end, span)) for end, span in zip(ends, box, strict=True))
+        other = int(owner[part].max())
+        if other >= 0:
+            what = f"the box {_shown(box)} of {layer.name} overlaps {_shown(boxes[other])}"
+            hint = "give each element of the result to one piece"
+            raise pieces[number].at.wrong(what, hint, pieces[other].at)
+        owner[part] = number
+    return [PieceWish(box, None, at) for box in _filled(owner < 0, ends)]
+
+
+def _filled(free: NDArray[np.bool_], ends: Sequence[NDArray[np.int64]]) -> list[Box]:
+    """Boxes of the cells that are free, each grown as far as it goes, the last axis first."""
+    boxes = []
+    while free.any():
+        start = [int(place) for place in np.unravel_index(int(free.argmax()), free.shape)]
+        stop = [place + 1 for place in start]
+        for axis in range(3, -1, -1):
+            while stop[axis] < free.shape[axis]:
+                part = [slice(a, b) for a, b in zip(start, stop, strict=True)]
+                part[axis] = slice(stop[axis], stop[axis] + 1)
+                if not free[tuple(part)].all():
+                    break
+                stop[axis] += 1
+        free[tuple(slice(a, b) for a, b in zip(start, stop, strict=True))] = False
+        boxes.append(tuple((int(end[a]), int(end[b])) for end, a, b in zip(ends, start, stop, strict=True)))
+    return boxes
+
+
+def _shown(box: Box) -> str:
+    return str([list(span) for span in box])
+
+
+def _sorted(pieces: list[PieceWish], layer: MeshLayer) -> LayerBoxes:
+    """The pieces in the order of a grid where they form one."""
+    pieces.sort(key=lambda piece: piece.box or ())
+    spans = [sorted({piece.box[axis] for piece in pieces if piece.box}) for axis in range(4)]
+    cut = Cut(*map(len, spans))
+    boxes = np.array([[end for span in piece.box or () for end in span] for piece in pieces], np.int64)
+    free = cut.pieces != len(pieces)  # they cover the image once: as many as the grid has cells are the grid
+    if free and len(spans[3]) > 1:
+        what = f"sums of {layer.name} are cut, and its boxes form no grid"
+        raise pieces[0].at.wrong(what, "cut rows, columns and channels at the same places for all pieces")
+    cut = Cut(rows=len(pieces)) if free else cut
+    return LayerBoxes(cut, boxes, free, tuple(pieces))

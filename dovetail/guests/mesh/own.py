@@ -12,23 +12,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 
 from dovetail.errors import PlanError
-from dovetail.guests.mesh.choice import Objective, choose
 from dovetail.guests.mesh.cuts import Cut, frontier, require_fit
-from dovetail.guests.mesh.layers import Ints, MeshLayer, layers_of, output_layers
-from dovetail.guests.mesh.mapping import MeshMapping, map_network, planned, routed
-from dovetail.guests.mesh.mapping_file import ElementPool, MappingWishes, WishPlace, read_wishes
-from dovetail.guests.mesh.own_boxes import LayerBoxes, boxes_of_cut, boxes_wished
-from dovetail.guests.mesh.own_routes import with_routes
-from dovetail.guests.mesh.partition import MeshPartition, MeshStage, Section, boxed_stage, resident, slot_choices
+from dovetail.guests.mesh.layers import Ints, MeshLayer, MeshNetwork, network_of
+from dovetail.guests.mesh.mapping import checked, map_network, planned
+from dovetail.guests.mesh.mapping_file import (
+    ElementPool,
+    LayerBoxes,
+    MappingWishes,
+    RouteWish,
+    WishPlace,
+    boxes_of_cut,
+    read_wishes,
+)
+from dovetail.guests.mesh.partition import MeshStage, Objective, Section, boxed_stage, choose, resident, slot_choices
 from dovetail.guests.mesh.parts import check_parts, wishes_of_parts
-from dovetail.guests.mesh.placement import SectionPlacement, place, shared_bytes
-from dovetail.guests.mesh.topology import Topology
+from dovetail.guests.mesh.placement import MeshMapping, SectionPlacement, place, shared_bytes
+from dovetail.guests.mesh.topology import FAR, Topology, Trees, build_topology, routers_beside
 from dovetail.guests.mesh.traffic import traffic_of
 from dovetail.ir.graph import Graph
 from dovetail.schedule.region import Region
@@ -43,55 +49,44 @@ def read_mapping(
     objective: Objective,
     parts: Mapping[str, Graph] = MappingProxyType({}),
 ) -> MeshMapping:
-    """A network mapped by a user's wishes.
-
-    Args:
-        path: the mapping file, if there is one; docs/mesh.md describes it.
-        graph: the integer graph, and regions: its regions.
-        topology: the mesh.
-        objective: decides where the file does not.
-        parts: the computation of elements, by their names; see `parts.py`.
+    """A network mapped by a user's wishes: a mapping file (docs/mesh.md), if there is one, and the computation of
+    elements by their names (`parts.py`); `objective` decides where the file does not.
 
     Raises:
         ModelError: a part computes something else than the network.
         PlanError: the file is damaged, names what is not there, or contradicts itself (with the lines); a piece, or
             those on one element, do not fit.
     """
-    layers = layers_of(graph, regions)
-    wishes = read_wishes(path, graph.name, layers, topology, wishes_of_parts(parts, layers))
-    if not (wishes.layers or len(wishes.pools) > 1 or wishes.routes):
+    network = network_of(graph, regions)
+    wishes = read_wishes(path, graph.name, network.layers, topology, wishes_of_parts(parts, network.layers))
+    if wishes.is_empty:
         return map_network(graph, regions, topology, Objective(wishes.objective or objective), whole=True)
-    mapped = complete(wishes, graph, regions, topology, objective)
+    mapped = complete(wishes, network, topology, objective)
     check_parts(mapped, parts)
     return mapped
 
 
-def complete(
-    wishes: MappingWishes, graph: Graph, regions: Sequence[Region], topology: Topology, objective: Objective
-) -> MeshMapping:
+def complete(wishes: MappingWishes, network: MeshNetwork, topology: Topology, objective: Objective) -> MeshMapping:
     """The mapping with some wishes; arguments and errors as of `read_mapping`."""
-    layers = layers_of(graph, regions)
+    layers, results = network.layers, network.results
     objective = Objective(wishes.objective or objective)
-    wished = [boxes_wished(wishes.layer(layer.name), layer, topology.mesh) for layer in layers]
-    is_open = any(boxes is None and wishes.pool(x.name).at is None for x, boxes in zip(layers, wished, strict=True))
+    is_open = any(one.boxes is None and wishes.pools[one.group].at is None for one in wishes.layers)
     usual = resident(layers, topology, objective) if is_open and len(topology.places) > 1 else None
     choices = [[stage.slots for stage in usual.stages]] if usual else []
     choices += slot_choices(layers, objective)
-    outputs = output_layers(graph, layers, regions)
     for turn, slots in enumerate(choices):
-        held = [wishes.layer(layer.name).slots or own for layer, own in zip(layers, slots, strict=True)]
-        cutting = _Cutting(layers, wished, held, wishes, topology, objective, None if turn else usual)
+        held = [wish.slots or own for wish, own in zip(wishes.layers, slots, strict=True)]
+        cutting = _Cutting(layers, held, wishes, topology, objective, None if turn else usual)
         try:
             section = Section(tuple(cutting.stages()), usual.groups if usual and turn == 0 else ())
-            element = cutting.elements(section, frozenset(outputs.values()))
+            element = cutting.elements(section, results)
             break
         except PlanError:
             if turn == len(choices) - 1:
                 raise
-    section = replace(section, groups=())
-    parts = planned(MeshPartition(graph, layers, outputs, topology.mesh, objective, (section,)))
-    traffic = traffic_of(parts.sections[0], frozenset(outputs.values()))
-    return routed(parts, SectionPlacement(parts.sections[0], with_routes(topology, wishes.routes), traffic, element))
+    section, topology = planned(replace(section, groups=()), topology.mesh), with_routes(topology, wishes.routes)
+    placed = SectionPlacement(section, topology, traffic_of(section, results), element)
+    return checked(MeshMapping(network, objective, topology, (placed,)))
 
 
 def _usual_elements(section: Section, topology: Topology, outputs: frozenset[int]) -> list[int]:
@@ -112,8 +107,6 @@ class _Cutting:
     """Cuts layers into pieces and gives each an element, for certain slots."""
 
     layers: Sequence[MeshLayer]
-    wished: Sequence[LayerBoxes | None]
-    """The pieces that the file gives, per layer."""
     slots: Sequence[tuple[int, ...]]
     wishes: MappingWishes
     topology: Topology
@@ -125,14 +118,21 @@ class _Cutting:
         """Pools with their layers."""
         members: dict[str | None, list[MeshLayer]] = {}
         for layer in self.layers:
-            members.setdefault(self.wishes.layer(layer.name).group, []).append(layer)
+            members.setdefault(self.wishes.layers[layer.index].group, []).append(layer)
         return [(self.wishes.pools[group], own) for group, own in members.items()]
 
     @cached_property
     def boxes(self) -> list[LayerBoxes]:
-        """The pieces of every layer; raises PlanError where a pool has too few elements."""
-        boxes = {index: one for pool, own in self._pools() for index, one in self._cut(pool, own)}
-        return [boxes[layer.index] for layer in self.layers]
+        """The pieces of every layer: those of the file, else the usual cuts, else the best for what is left of a pool;
+        raises PlanError where a pool has too few elements."""
+        boxes = [wish.boxes for wish in self.wishes.layers]
+        for pool, own in self._pools():
+            needed = sum(self._needed(pool, layer) for layer in own)
+            left = [layer for layer in own if boxes[layer.index] is None]
+            for layer, cut in zip(left, self._cuts(pool, left, needed, len(own)) if left else (), strict=True):
+                wish = self.wishes.layers[layer.index]
+                boxes[layer.index] = boxes_of_cut(layer, cut, wish.pieces, wish.at, self.topology.mesh)
+        return [one for one in boxes if one is not None]
 
     def stages(self) -> Iterator[MeshStage]:
         """The layers in their pieces; raises PlanError where one does not fit."""
@@ -159,32 +159,19 @@ class _Cutting:
             homes.deal([piece for piece in pieces if fixed[piece] is None], pool.elements, usual)
         return np.array(homes.home, np.int64)
 
-    def _cut(self, pool: ElementPool, members: Sequence[MeshLayer]) -> Iterator[tuple[int, LayerBoxes]]:
-        """The pieces of a pool's layers: those of the file, else the usual cuts, else the best for what is left."""
-        wishes, mesh, size = self.wishes, self.topology.mesh, len(pool.elements)
-        needed, left = 0, [layer for layer in members if self.wished[layer.index] is None]
-        for layer in members:
-            if boxes := self.wished[layer.index]:
-                needed += (count := sum(piece.on is None for piece in boxes.pieces))
-                if count > size:
-                    what = f"{layer.name} has {count} pieces to be put on {size} elements"
-                    hint = "cut it into fewer, or make the group larger"
-                    raise wishes.layer(layer.name).at.wrong(what, hint, pool.at)
-                yield layer.index, boxes
-        cuts = self._cuts(pool, left, needed, len(members)) if left else []
-        for layer, cut in zip(left, cuts, strict=True):
-            yield layer.index, boxes_of_cut(layer, cut, wishes.layer(layer.name), mesh)
+    def _needed(self, pool: ElementPool, layer: MeshLayer) -> int:
+        """Elements of a pool for the pieces that the file gives of a layer, but for those it puts elsewhere."""
+        wish, size = self.wishes.layers[layer.index], len(pool.elements)
+        count = sum(piece.on is None for piece in wish.pieces)
+        if count > size:
+            what = f"{layer.name} has {count} pieces to be put on {size} elements"
+            raise wish.at.wrong(what, "cut it into fewer, or make the group larger", pool.at)
+        return count
 
     def _cuts(self, pool: ElementPool, layers: Sequence[MeshLayer], needed: int, most_shared: int) -> list[Cut]:
-        """Cuts of a pool's layers without wishes.
-
-        Args:
-            pool: its elements.
-            layers: the layers.
-            needed: elements for pieces of the pool's other layers.
-            most_shared: pieces that share an element at most.
-        """
-        named = {piece.on for one in self.wished if one for piece in one.pieces}
+        """Cuts of a pool's layers without wishes, where the pool's other layers need so many elements; at most so many
+        pieces share one."""
+        named = {piece.on for wish in self.wishes.layers for piece in wish.pieces}
         mesh, size = self.topology.mesh, len(pool.elements)
         room = len(set(pool.elements) - named)
         usual = [self.usual.stages[layer.index] for layer in layers] if self.usual and pool.at is None else None
@@ -201,7 +188,7 @@ class _Cutting:
             try:
                 require_fit(layer, mesh, self.slots[layer.index])
             except PlanError as error:
-                where = _where(self.wishes.layer(layer.name).at, error.where)
+                where = _where(self.wishes.layers[layer.index].at, error.where)
                 raise PlanError(error.what, where=where, hint=error.hint) from None
         names = ", ".join(layer.name for layer in layers[:6]) + (", ..." if len(layers) > 6 else "")
         at = pool.at or self.wishes.at
@@ -275,3 +262,104 @@ class _PieceElements:
     def _bytes(self, piece: int, element: int) -> int:
         """Bytes of an element with one more piece."""
         return shared_bytes([self._memory[one] for one in (*self._pieces.get(element, ()), piece)], self._mesh)
+
+
+def with_routes(topology: Topology, routes: Sequence[RouteWish]) -> Topology:
+    """The topology with some routes as a file gives them; every other stays.
+
+    Messages to several readers share their way, so that from one source each place is reached from one place only; and
+    no ring of links may wait for one another.
+
+    Raises:
+        PlanError: a route takes a link that is not there or dead; two routes contradict each other; links wait for one
+            another in a ring.
+    """
+    between = [route for route in routes if route.chip is None]
+    if between:
+        ways = [(tuple(topology.chips[place] for place in route.way), route) for route in between]
+        topology = replace(topology, between=_changed(topology.between, topology.neighbours, ways))
+    width = topology.mesh.grid.width
+    for chip in dict.fromkeys(route.chip for route in routes if route.chip is not None):
+        number = topology.chips[chip]
+        ways = [(tuple(y * width + x for x, y in one.way), one) for one in routes if one.chip == chip]
+        trees = _changed(topology.routes(number), routers_beside(topology.mesh, chip), ways)
+        topology = replace(topology, detours={**topology.detours, number: trees})
+    return topology
+
+
+def routes_of(placed: SectionPlacement) -> list[str]:
+    """The ways messages take between chips, and those on chips that are not the mesh's own choice, as YAML."""
+    topology, flows = placed.topology, placed.flows
+    visits = np.unique(np.column_stack((flows.chip[flows.visit_flow], flows.visit_chip)), axis=0)
+    routes = [str([list(topology.places[chip]) for chip in way]) for way in _ways(topology.between, visits)]
+    width, usual = topology.mesh.grid.width, build_topology(topology.mesh)
+    for chip in sorted(topology.detours):
+        changed = np.argwhere(topology.routes(chip).parent != usual.routes(chip).parent)
+        place = list(topology.places[chip])
+        for way in _ways(topology.routes(chip), changed):
+            routes.append(f"{{chip: {place}, routers: {[[at % width, at // width] for at in way]}}}")
+    return routes
+
+
+def _ways(trees: Trees, pairs: Ints) -> list[list[int]]:
+    """The ways between pairs of source and destination; none that is the beginning of another."""
+    wanted = {(int(source), int(last)) for source, last in pairs}
+    inner = {(source, int(trees.parent[source, last])) for source, last in wanted}
+    ways = []
+    for source, last in sorted(wanted - inner):
+        way = [last]
+        while way[-1] != source:
+            way.append(int(trees.parent[source, way[-1]]))
+        ways.append(way[::-1])
+    return ways
+
+
+_Way = tuple[tuple[int, ...], RouteWish]
+
+
+def _changed(trees: Trees, neighbours: Ints, ways: Sequence[_Way]) -> Trees:
+    parent = trees.parent.copy()
+    owners: dict[tuple[int, int], RouteWish] = {}
+    for way, wish in ways:
+        for before, here in pairwise(way):
+            places = dict(zip(way, wish.way, strict=True))
+            if here not in neighbours[before]:
+                what = f"there is no working link from {list(places[before])} to {list(places[here])}"
+                raise wish.at.wrong(what, "a route goes from neighbour to neighbour")
+            other = owners.setdefault((way[0], here), wish)
+            if other is not wish and parent[way[0], here] != before:
+                what = f"from {list(wish.way[0])}, {list(places[here])} is reached by two ways"
+                raise wish.at.wrong(what, "messages to several readers share their way: give one", other.at)
+            parent[way[0], here] = before
+    changed = Trees(parent)
+    _check_rings(changed, [(way, wish) for way, wish in ways])
+    return changed
+
+
+def _check_rings(trees: Trees, ways: Sequence[_Way]) -> None:
+    """Refuse routes by which some links wait for one another in a ring: link (a, b), then (b, c) on a message's way."""
+    count = len(trees.parent)
+    source, last = np.nonzero((trees.hops >= 2) & (trees.hops < FAR))
+    middle = trees.parent[source, last].astype(np.int64)
+    first = trees.parent[source, middle]
+    pairs = np.unique(np.column_stack((first * count + middle, middle * count + last)), axis=0)
+    left = pairs
+    while len(left):  # take away links that wait for none, or for which none waits
+        kept = left[np.isin(left[:, 0], left[:, 1]) & np.isin(left[:, 1], left[:, 0])]
+        if len(kept) == len(left):
+            break
+        left = kept
+    if not len(left):
+        return
+    ring = set(map(tuple, left.tolist()))
+    blamed = []
+    for way, wish in ways:
+        links = [a * count + b for a, b in pairwise(way)]
+        if any(pair in ring for pair in pairwise(links)):
+            blamed.append(wish)
+    wish = blamed[-1] if blamed else ways[-1][1]
+    other = blamed[0].at if len(blamed) > 1 else None
+    what = "with this route links wait for one another in a ring, and messages could stop for ever"
+    raise wish.at.wrong(
+        what, "take routes that turn as the others do: along X first, between chips falling, then rising", other
+    )

@@ -1,32 +1,232 @@
-"""Cuts a network into pieces, one for each element, so that all of it is resident."""
+"""Cuts a network into pieces, one for each element, so that all of it is resident: a cut for each layer, for the least
+time, or in slabs of rows that share chips.
+
+Slabs: layers stand in groups, their images in slabs of rows, and a slab of all layers of a group shares chips. Chips
+then exchange little more than the borders of slabs, at the price of weights held once per slab. How many slabs, on how
+many chips each, is chosen for all groups together by dynamic programming over chips.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import enum
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.errors import PlanError
-from dovetail.guests.mesh.choice import Objective, SlabGroup, SlabSearch, choose
-from dovetail.guests.mesh.cuts import Cut, CutCosts, Frontier, PieceSizes, bounds, costs_of, frontier, grain
-from dovetail.guests.mesh.layers import (
-    INPUT,
-    MOST_SUMS,
-    Ints,
-    MeshLayer,
-    OperandRead,
-    box_of,
-    layers_of,
-    output_layers,
+from dovetail.guests.mesh.cuts import (
+    Cut,
+    CutCosts,
+    Frontier,
+    PieceSizes,
+    bounds,
+    costs_of,
+    frontier,
+    grain,
+    part_counts,
 )
+from dovetail.guests.mesh.layers import INPUT, Ints, MeshLayer, OperandRead, box_of
 from dovetail.guests.mesh.topology import Topology
-from dovetail.ir.graph import Graph
 from dovetail.ir.types import Array, Box, TensorType, box_shape, box_slices
-from dovetail.schedule.region import Region
 from dovetail.target.mesh import Mesh
+
+
+class Objective(enum.StrEnum):
+    """The time that cuts are chosen for."""
+
+    LATENCY = "latency"
+    """The time one input takes."""
+    THROUGHPUT = "throughput"
+    """The time between inputs of a stream."""
+
+
+def choose(frontiers: Sequence[Frontier], elements: int, objective: Objective) -> list[Cut] | None:
+    """A cut for each layer; None where even the fewest pieces are too many.
+
+    The time between inputs is that of the slowest piece: the least time for which enough elements are there, by
+    bisection. The time of one input is the sum over layers: the least sum of clocks and a price for each piece, by
+    bisection of the price.
+    """
+
+    def fits(picks: Sequence[int]) -> bool:
+        return sum(int(one.pieces[pick]) for one, pick in zip(frontiers, picks, strict=True)) <= elements
+
+    def within(clocks: int) -> list[int]:
+        """Per layer the cut of fewest pieces that takes no longer."""
+        return [int(np.searchsorted(-one.clocks, -clocks)) for one in frontiers]
+
+    def cheapest(price: float) -> list[int]:
+        return [int(np.argmin(one.clocks + price * one.pieces)) for one in frontiers]
+
+    if any(not one.cuts for one in frontiers) or not fits([0] * len(frontiers)):
+        return None
+    if objective is Objective.THROUGHPUT:
+        times = np.unique(np.concatenate([one.clocks for one in frontiers]))
+        times = times[times >= max(int(one.clocks[-1]) for one in frontiers)].tolist()
+        picks = within(times[bisect_left(times, True, hi=len(times) - 1, key=lambda clocks: fits(within(clocks)))])
+    else:
+        low, high = 0.0, float(max(one.clocks[0] for one in frontiers)) + 1
+        for _ in range(40):
+            price = (low + high) / 2
+            low, high = (low, price) if fits(cheapest(price)) else (price, high)
+        picks = cheapest(high)
+    return [one.cuts[pick] for one, pick in zip(frontiers, picks, strict=True)]
+
+
+def clocks_of(frontiers: Sequence[Frontier], cuts: Sequence[Cut], objective: Objective) -> float:
+    """Clocks of a choice: of the slowest piece, or of all layers one after the other."""
+    clocks = [int(one.clocks[one.cuts.index(cut)]) for one, cut in zip(frontiers, cuts, strict=True)]
+    return float(max(clocks) if objective is Objective.THROUGHPUT else sum(clocks))
+
+
+_OWN_SHARE = 0.5
+"""Share of a link its neighbours' exchange is given when slabs are chosen: routes of others pass it too."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlabGroup:
+    """Consecutive layers whose images are cut into the same slabs."""
+
+    first: int
+    last: int
+    """One beyond."""
+    slabs: int
+    chips: int
+    """Chips of each slab."""
+
+
+def _height(layer: MeshLayer) -> int:
+    """Rows it can be cut into."""
+    return layer.image[0] if layer.cuttable[0] else 1
+
+
+@dataclass(frozen=True)
+class SlabSearch:
+    """Chooses the groups of a network's layers and a cut for each layer."""
+
+    layers: Sequence[MeshLayer]
+    slots: Sequence[tuple[int, ...]]
+    """Per layer, inputs' worth of each operand a piece holds."""
+    mesh: Mesh
+    chips: int
+    capacity: int
+    """Elements each chip has at least."""
+    objective: Objective
+    _frontiers: dict[tuple[int, int], Frontier] = field(default_factory=dict)
+
+    @property
+    def _join(self) -> np.ufunc:
+        """Combines the times of groups, or of a group and its links."""
+        return np.maximum if self.objective is Objective.THROUGHPUT else np.add
+
+    def run(self) -> tuple[tuple[SlabGroup, ...], list[Cut]] | None:
+        """Groups and cuts of the least time; None where there are none."""
+        heights = list(map(_height, self.layers))
+        starts = [index for index, height in enumerate(heights) if index == 0 or height != heights[index - 1]]
+        groups = self._best([*starts, len(heights)])
+        if groups is None:
+            return None
+        cuts: list[Cut] = []
+        for group in groups:
+            frontiers = [self._frontier(index, group.slabs) for index in range(group.first, group.last)]
+            chosen = choose(frontiers, self.capacity * group.chips, self.objective) or ()
+            rows = zip(chosen, heights[group.first : group.last], strict=True)
+            cuts += [replace(cut, rows=min(cut.rows * group.slabs, height)) for cut, height in rows]
+        return tuple(groups), cuts
+
+    def _frontier(self, index: int, slabs: int) -> Frontier:
+        """The cuts of a slab of a layer."""
+        if (index, slabs) not in self._frontiers:
+            height, width, channels = self.layers[index].image
+            part = replace(self.layers[index], image=(-(-height // slabs), width, channels))
+            most = self.capacity * self.chips
+            self._frontiers[index, slabs] = frontier(part, self.mesh, self.slots[index], most)
+        return self._frontiers[index, slabs]
+
+    def _options(self, first: int, last: int) -> list[tuple[SlabGroup, float]]:
+        """Ways to compute some layers together, numbers of slabs and of chips for each, and their clocks."""
+        counts = part_counts(min(map(_height, self.layers[first:last])))
+        crossing, options = _Crossing(self.layers, first, last, self.mesh), []
+        for slabs in counts[counts <= self.chips].tolist():
+            frontiers = [self._frontier(index, slabs) for index in range(first, last)]
+            for each in _spread_numbers(self.chips // slabs):
+                cuts = choose(frontiers, self.capacity * each, self.objective)
+                if cuts is not None:
+                    clocks, links = clocks_of(frontiers, cuts, self.objective), crossing.clocks(slabs, each, self.chips)
+                    options.append((SlabGroup(first, last, slabs, each), self._join(clocks, links)))
+        return options
+
+    def _best(self, runs: Sequence[int]) -> list[SlabGroup] | None:
+        """The best groups for runs of layers of equal height, which begin at `runs`, on no more than all chips.
+
+        For each number of runs and of chips the least time is known; another group of runs goes behind.
+        """
+        count, chips = len(runs) - 1, self.chips
+        times: NDArray[np.float64] = np.full((count + 1, chips + 1), np.inf)
+        times[0] = 0
+        back: dict[tuple[int, int], tuple[int, SlabGroup]] = {}
+        for end in range(1, count + 1):
+            for begin in range(end):
+                for group, clocks in self._options(runs[begin], runs[end]):
+                    used = group.slabs * group.chips
+                    after = self._join(times[begin, : chips + 1 - used], clocks)
+                    better = np.nonzero(after < times[end, used:])[0]
+                    times[end, used + better] = after[better]
+                    back.update(((end, used + place), (begin, group)) for place in better.tolist())
+        if not np.isfinite(times[count, chips]):
+            return None
+        place, left, groups = count, int(times[count].argmin()), []
+        while place:
+            place, group = back[place, left]
+            groups.append(group)
+            left -= group.slabs * group.chips
+        return groups[::-1]
+
+
+class _Crossing:
+    """About how long the links between chips are held for some layers, before anything is placed.
+
+    Three things cross: operands from layers before (over two links per slab), rows that windows read across the borders
+    of slabs, and, where a slab has several chips, values that are alive between two layers.
+    """
+
+    def __init__(self, layers: Sequence[MeshLayer], first: int, last: int, mesh: Mesh) -> None:
+        self._rate = mesh.rates.link * _OWN_SHARE
+        entering: dict[str, int] = {}
+        self._borders = 0
+        alive: Ints = np.zeros(last - first)
+        last_user: dict[int, int] = {}
+        for index in range(first, last):
+            for reading in layers[index].readings:
+                row = reading.image[1] * reading.image[2] * reading.itemsize
+                self._borders += max(0, reading.span[0] - reading.step[0]) * row
+                if first <= reading.producer < last:
+                    last_user[reading.producer] = index
+                else:
+                    entering.setdefault(reading.value, reading.image[0] * row if reading.producer >= 0 else 0)
+        for producer, user in last_user.items():
+            alive[producer - first : user - first] += layers[producer].result_bytes
+        self._entering, self._alive = sum(entering.values()), float(alive.max(initial=0.0))
+
+    def clocks(self, slabs: int, chips: int, all_chips: int) -> float:
+        if all_chips == 1:
+            return 0.0
+        inner = self._alive / slabs / 2 if chips > 1 else 0.0
+        borders = self._borders / chips if slabs > 1 else 0.0
+        return max(self._entering / slabs / 2, borders + inner) / self._rate
+
+
+def _spread_numbers(most: int) -> list[int]:
+    """1 to `most`, ever farther apart."""
+    numbers, number = [], 1
+    while number <= most:
+        numbers.append(number)
+        number += max(1, number // 6)
+    return numbers
 
 
 @dataclass(frozen=True)
@@ -110,55 +310,6 @@ class Section:
         return [(stage, piece) for stage in self.stages for piece in range(stage.pieces)]
 
 
-@dataclass(frozen=True)
-class MeshPartition:
-    """A network in pieces."""
-
-    graph: Graph
-    layers: tuple[MeshLayer, ...]
-    outputs: dict[str, int]
-    """Network output -> layer."""
-    mesh: Mesh
-    objective: Objective
-    sections: tuple[Section, ...]
-
-    @property
-    def resident(self) -> bool:
-        """True where the whole network is on the mesh at once."""
-        return len(self.sections) == 1
-
-    def outputs_in(self, values: Mapping[str, Array]) -> dict[str, Array]:
-        """The network's outputs, given the results of its layers."""
-        types = self.graph.types
-        names = {name: self.layers[index].graph.outputs[0] for name, index in self.outputs.items()}
-        return {name: values[value].reshape(types[name].shape) for name, value in names.items()}
-
-
-FEW_SUMS = 2
-"""Parts of a layer's sums at most, where partial sums are too much for the links between chips."""
-
-
-def partition_mesh(
-    graph: Graph, regions: Sequence[Region], topology: Topology, objective: Objective, most_sums: int = MOST_SUMS
-) -> MeshPartition | None:
-    """Cut a network into pieces that are on the mesh at once; None where they do not fit.
-
-    Args:
-        graph: the integer graph.
-        regions: its regions, as `dovetail.schedule.partition` makes them.
-        topology: the mesh it shall run on.
-        objective: the time that counts.
-        most_sums: into how many parts the sums of a layer are cut at most.
-
-    Raises:
-        ModelError: the network does not run on a mesh.
-    """
-    layers = tuple(replace(layer, most_sums=most_sums) for layer in layers_of(graph, regions))
-    outputs = output_layers(graph, layers, regions)
-    whole = resident(layers, topology, objective)
-    return MeshPartition(graph, layers, outputs, topology.mesh, objective, (whole,)) if whole else None
-
-
 def resident(layers: Sequence[MeshLayer], topology: Topology, objective: Objective) -> Section | None:
     """All layers on the mesh at once; None where they do not fit. Slots are given up before that: first to two."""
     mesh, elements = topology.mesh, len(topology.elements)
@@ -180,22 +331,18 @@ def frontiers_of(layers: Sequence[MeshLayer], topology: Topology) -> list[Fronti
 
 
 def residents(layers: Sequence[MeshLayer], fronts: Sequence[Frontier], topology: Topology) -> list[Section]:
-    """Layers on the mesh at once for latency, on all elements and on ever fewer: more pieces send more messages, so
-    that more need not be better. On many elements, a few numbers of them. `fronts`: as `frontiers_of`."""
+    """Layers on the mesh at once for latency, on all elements and on a few fewer numbers of them: more pieces send more
+    messages, so that more need not be better. `fronts`: as `frontiers_of`."""
     elements = len(topology.elements)
-    cuts: dict[tuple[Cut, ...], None] = {}
-    for count in range(elements, 0, -1 if elements <= SMALL else -(-elements // _FEWER)):
-        best = choose(fronts, count, Objective.LATENCY)
-        if best is None:
-            break
-        cuts[tuple(best)] = None
+    found = (choose(fronts, count, Objective.LATENCY) for count in range(elements, 0, -max(1, elements // _FEWER)))
+    cuts = dict.fromkeys(tuple(one) for one in found if one is not None)
     return [resident_section(layers, one, topology.mesh) for one in cuts]
 
 
-SMALL = 64
-"""Elements up to which every fewer number of them is tried."""
 _FEWER = 6
-"""Numbers of more elements that are tried."""
+"""Numbers of elements that are tried, about."""
+SMALL = 64
+"""Elements up to which every fewer number of them is tried for all of a network."""
 
 
 def slot_choices(layers: Sequence[MeshLayer], objective: Objective) -> list[list[tuple[int, ...]]]:
@@ -244,27 +391,13 @@ def boxed_stage(
     Raises:
         PlanError: a piece does not fit its element.
     """
-    costs = costs_of(layer, sizes_of(layer, cut, boxes, mesh), mesh, slots)
+    costs = costs_of(layer, piece_sizes(cut, boxes), mesh, slots)
     stage = MeshStage(layer, cut, boxes, slots, costs, first, free)
     most = int(stage.memory.max())
     if most > mesh.usable:
         hint = "cut the layer into more pieces"
         raise PlanError(f"a piece takes {most} bytes, an element has {mesh.usable}", where=layer.name, hint=hint)
     return stage
-
-
-_MOST_LINED = 16
-"""Parts of a layer's channels, at most, of which each is searched for lines; others have the layer's."""
-
-
-def sizes_of(layer: MeshLayer, cut: Cut, boxes: NDArray[np.int64], mesh: Mesh) -> PieceSizes:
-    """The sizes of the pieces in boxes, [pieces, 8], and how their sums are requantised."""
-    sizes = piece_sizes(cut, boxes)
-    channels, which = np.unique(boxes[:, 4:6], axis=0, return_inverse=True)
-    if mesh.pieces is not None or cut.sums > 1 or len(channels) > _MOST_LINED:
-        return sizes
-    lined = np.array([layer.line_use(*span) for span in channels.tolist()])
-    return replace(sizes, lined=lined[which.reshape(-1)])
 
 
 def piece_sizes(cut: Cut, boxes: NDArray[np.int64]) -> PieceSizes:

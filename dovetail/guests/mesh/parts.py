@@ -17,10 +17,10 @@ import numpy as np
 
 from dovetail.errors import ModelError, PlanError
 from dovetail.guests.mesh.layers import MeshLayer
-from dovetail.guests.mesh.mapping import MeshMapping
 from dovetail.guests.mesh.mapping_file import PART_HINT, PartWishes, Position, WishPlace, unread
 from dovetail.guests.mesh.partition import MeshStage
 from dovetail.guests.mesh.pieces import PARTIAL, piece_graph
+from dovetail.guests.mesh.placement import MeshMapping
 from dovetail.ir.graph import Graph, Node, renamed
 from dovetail.ir.onnx_file import load_graph
 from dovetail.ir.operators.base import Operator
@@ -158,10 +158,8 @@ def check_parts(mapped: MeshMapping, graphs: Mapping[str, Graph]) -> None:
     Raises:
         ModelError: one computes something else; with the value.
     """
-    layers = {layer.graph.outputs[0]: layer for layer in mapped.parts.layers}
-    owner = {
-        (stage.layer.index, *stage.spans(piece)): (stage, piece) for stage, piece in mapped.parts.sections[0].owners
-    }
+    layers = {layer.graph.outputs[0]: layer for layer in mapped.network.layers}
+    owner = {(stage.layer.index, *stage.spans(piece)): (stage, piece) for stage, piece in mapped.sections[0].owners}
     for name, graph in graphs.items():
         seen: set[str] = set()
         makers = {node.output: node for node in graph.nodes}

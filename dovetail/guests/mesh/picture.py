@@ -1,14 +1,15 @@
-"""A mapping as a page: the mesh with the load of elements, memory and links, where the time goes, and over time."""
+"""A mapping as a page: the mesh with the load of elements, memory and links, and where the time goes."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 
 import numpy as np
 
-from dovetail.guests.mesh.mapping import MeshMapping, Performance
-from dovetail.guests.mesh.placement import Links, SectionPlacement, shared_bytes
+from dovetail.guests.mesh.mapping import Performance
+from dovetail.guests.mesh.placement import MeshMapping, SectionPlacement, shared_bytes
 from dovetail.guests.mesh.simulate import StreamTiming
 from dovetail.guests.mesh.traffic import Floats
 
@@ -22,7 +23,7 @@ h2{font-size:1.05em;margin:1.2em 0 .2em}text{font:10px sans-serif;fill:#333}p{ma
 
 def picture(mapped: MeshMapping, performance: Performance, sentence: str) -> bytes:
     """A self-contained page, under a sentence: no scripts, nothing loaded from elsewhere."""
-    name = html.escape(mapped.parts.graph.name)
+    name = html.escape(mapped.graph.name)
     parts = [
         f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{name} on a mesh</title>",
         f"<style>{_STYLE}</style><h1>{name}</h1>",
@@ -33,7 +34,7 @@ def picture(mapped: MeshMapping, performance: Performance, sentence: str) -> byt
         clocks = np.concatenate([stage.costs.clocks for stage in placed.section.stages])
         held = np.concatenate([stage.memory for stage in placed.section.stages])
         tenants = [list(pieces) for pieces in placed.tenants.values()]
-        mesh = mapped.parts.mesh
+        mesh = mapped.mesh
         busy = np.array([clocks[pieces].sum() for pieces in tenants]) / timing.interval
         memory = np.array([shared_bytes(held[pieces].tolist(), mesh) for pieces in tenants]) / mesh.usable
         title = "Elements: share of their memory that is used; lines: share of the time links are held"
@@ -41,7 +42,6 @@ def picture(mapped: MeshMapping, performance: Performance, sentence: str) -> byt
         parts.append(_heat(title, placed, memory, timing))
         parts.append(_timeline(placed, timing))
         parts.append(_where_time_goes(placed, timing))
-        parts.append(_over_time(placed, timing))
     else:
         parts.append(_sections(mapped, performance.sections))
     return "\n".join([*parts, "</html>", ""]).encode()
@@ -117,51 +117,54 @@ def _link_lines(placed: SectionPlacement, timing: StreamTiming, corner: _Corner,
 
 
 def _legend() -> str:
-    cells = "".join(
-        f"<rect x='{20 * i + 30}' y='2' width='20' height='10' fill='{_colour(i / 10)}'/>" for i in range(11)
-    )
+    cells = "".join(_rectangle(20 * tenth + 30, 2, 20, 10, tenth / 10) for tenth in range(11))
     ends = "<text x='0' y='11'>0 %</text><text x='255' y='11'>100 %</text>"
     return f"<p><svg width='320' height='14'>{ends}{cells}</svg></p>"
 
 
+def _chart(title: str, bars: Mapping[str, Sequence[tuple[float, float, str, str]]], foot: str) -> str:
+    """A row for each name with its bars: where each begins and how long it is as shares of the row, colour and hint."""
+    lines = [f"<h2>{html.escape(title)}</h2>", f"<svg width='1100' height='{len(bars) * 14 + 20}' role='img'>"]
+    for row, (name, own) in enumerate(bars.items()):
+        lines.append(f"<text x='0' y='{row * 14 + 11}'>{html.escape(name)}</text>")
+        for begin, share, colour, hint in own:
+            place = f"x='{200 + begin * 860:.1f}' y='{row * 14 + 2}' width='{max(share * 860, 1):.1f}' height='10'"
+            lines.append(f"<rect {place} fill='{colour}'><title>{hint}</title></rect>")
+    return "\n".join([*lines, f"<text x='200' y='{len(bars) * 14 + 14}'>{foot}</text></svg>"])
+
+
+def _one_after_the_other(title: str, spans: Mapping[str, tuple[float, float]]) -> str:
+    """A bar for each name, from its first to its last clock."""
+    longest = max(end for _, end in spans.values())
+    bars = {
+        name: [(begin / longest, (end - begin) / longest, _BLUE, f"{begin:.0f} to {end:.0f} clocks")]
+        for name, (begin, end) in spans.items()
+    }
+    return _chart(title, bars, f"0 to {longest:.0f} clocks")
+
+
 def _timeline(placed: SectionPlacement, timing: StreamTiming) -> str:
     """The first input through all stages: from the first piece that begins to the last that is done."""
-    begins, ends, names = [], [], []
+    spans = {}
     for stage in placed.section.stages:
         pieces = slice(stage.first, stage.first + stage.pieces)
-        begins.append(float(timing.start[0, pieces].min()))
-        ends.append(float(timing.finish[0, pieces].max()))
-        names.append(f"{stage.layer.name} ({stage.pieces})")
+        ends = float(timing.start[0, pieces].min()), float(timing.finish[0, pieces].max())
+        spans[f"{stage.layer.name} ({stage.pieces})"] = ends
     title = "The first input: from the first piece of a layer that begins to the last that is done"
-    return _bars(title, names, begins, ends)
+    return _one_after_the_other(title, spans)
 
 
 def _sections(mapped: MeshMapping, clocks: Sequence[float]) -> str:
-    ends = np.cumsum(clocks)
-    names = []
-    for section in mapped.parts.sections:
-        layers = [stage.layer.name for stage in section.stages]
-        names.append(f"{layers[0]}{' to ' + layers[-1] if len(layers) > 1 else ''} ({section.pieces} pieces)")
-    return _bars("Sections, one after the other", names, (ends - np.array(clocks)).tolist(), ends.tolist())
+    spans, begin = {}, 0.0
+    for number, (section, own) in enumerate(zip(mapped.sections, clocks, strict=True)):
+        names = " to ".join(dict.fromkeys(section.stages[n].layer.name for n in (0, -1)))
+        spans[f"{number}: {names} ({section.pieces} pieces)"] = (begin, begin := begin + own)
+    return _one_after_the_other("Sections, one after the other", spans)
 
 
-def _bars(title: str, names: Sequence[str], begins: Sequence[float], ends: Sequence[float]) -> str:
-    longest = max(ends)
-    lines = [f"<h2>{html.escape(title)}</h2>", f"<svg width='1100' height='{len(names) * 14 + 20}' role='img'>"]
-    for row, (name, begin, end) in enumerate(zip(names, begins, ends, strict=True)):
-        x, width = 200 + begin / longest * 860, max((end - begin) / longest * 860, 1)
-        lines.append(
-            f"<text x='0' y='{row * 14 + 11}'>{html.escape(name)}</text>"
-            f"<rect x='{x:.1f}' y='{row * 14 + 2}' width='{width:.1f}' height='10' fill='#4878a8'>"
-            f"<title>{begin:.0f} to {end:.0f} clocks</title></rect>"
-        )
-    foot = len(names) * 14 + 14
-    lines.append(f"<text x='200' y='{foot}'>0</text><text x='1000' y='{foot}'>{longest:.0f} clocks</text>")
-    return "\n".join([*lines, "</svg>"])
-
-
+_BLUE = "#4878a8"
 _SPENT = {
-    "the MAC array": "#4878a8",
+    "the MAC array": _BLUE,
     "the core and results": "#8fbbe0",
     "waiting for messages": "#f2b661",
     "waiting for readers": "#c8483c",
@@ -196,62 +199,10 @@ def time_spent(placed: SectionPlacement, timing: StreamTiming) -> Floats:
 
 
 def _where_time_goes(placed: SectionPlacement, timing: StreamTiming) -> str:
-    rows = time_spent(placed, timing).tolist()
-    words = "".join(
-        f"<rect x='{200 + 180 * n}' y='2' width='10' height='10' fill='{colour}'/>"
-        f"<text x='{214 + 180 * n}' y='11'>{name}</text>"
-        for n, (name, colour) in enumerate(_SPENT.items())
-    )
-    lines = ["<h2>Where the time of each layer's elements goes</h2>"]
-    lines += [f"<svg width='1100' height='{len(rows) * 14 + 20}' role='img'>", words]
-    for row, (stage, shares) in enumerate(zip(placed.section.stages, rows, strict=True)):
-        y, x = row * 14 + 18, 200.0
-        lines.append(f"<text x='0' y='{y + 9}'>{html.escape(stage.layer.name)} ({stage.pieces})</text>")
-        for share, (name, colour) in zip(shares, _SPENT.items(), strict=True):
-            if share > 0:
-                lines.append(
-                    f"<rect x='{x:.1f}' y='{y}' width='{share * 860:.1f}' height='10' fill='{colour}'>"
-                    f"<title>{name}: {share:.1%}</title></rect>"
-                )
-            x += share * 860
-    return "\n".join([*lines, "</svg>"])
-
-
-_WINDOWS = 108
-_BUSIEST = 10
-"""Links that are drawn over time."""
-
-
-def covered(begin: Floats, end: Floats, edges: Floats) -> Floats:
-    """[windows] how much of stretches of time lies between neighbouring edges."""
-    until = np.clip(edges[:, None] - begin[None], 0.0, (end - begin)[None]).sum(axis=1)
-    return np.diff(until)
-
-
-def _over_time(placed: SectionPlacement, timing: StreamTiming) -> str:
-    """A row per layer: the share of its elements that compute; and one for each of the busiest links."""
-    last = max(float(timing.finish.max()), max(timing.done))
-    edges = np.linspace(0.0, last, _WINDOWS + 1)
-    width = last / _WINDOWS
-    rows: list[tuple[str, Floats]] = []
-    for stage in placed.section.stages:
-        own = slice(stage.first, stage.first + stage.pieces)
-        busy = covered(timing.start[:, own].reshape(-1), timing.finish[:, own].reshape(-1), edges)
-        rows.append((f"{stage.layer.name} ({stage.pieces})", busy / (width * stage.pieces)))
-    links = Links(placed.topology)
-    for link in np.argsort(-timing.busy, kind="stable")[:_BUSIEST].tolist():
-        held = timing.held[timing.held[:, 0] == link]
-        if len(held):
-            rows.append((links.name(link), covered(held[:, 1], held[:, 2], edges) / width))
-    title = "Over time: share of a layer's elements that compute, and of the time the busiest links are held"
-    lines = [f"<h2>{title}</h2>", f"<svg width='1100' height='{len(rows) * 14 + 20}' role='img'>"]
-    for row, (name, shares) in enumerate(rows):
-        lines.append(f"<text x='0' y='{row * 14 + 11}'>{html.escape(name)}</text>")
-        for place, share in enumerate(shares.tolist()):
-            if share >= 0.005:
-                lines.append(
-                    f"<rect x='{230 + place * 8}' y='{row * 14 + 2}' width='8' height='12' fill='{_colour(share)}'/>"
-                )
-    foot = len(rows) * 14 + 14
-    lines.append(f"<text x='230' y='{foot}'>0</text><text x='1000' y='{foot}'>{last:.0f} clocks</text>")
-    return "\n".join([*lines, "</svg>", _legend()])
+    bars = {}
+    for stage, shares in zip(placed.section.stages, time_spent(placed, timing).tolist(), strict=True):
+        parts = zip(accumulate(shares, initial=0.0), shares, _SPENT.items(), strict=False)
+        own = [(begin, share, colour, f"{name}: {share:.1%}") for begin, share, (name, colour) in parts if share > 0]
+        bars[f"{stage.layer.name} ({stage.pieces})"] = own
+    foot = "".join(f"<tspan fill='{colour}'>\u25a0</tspan> {name} " for name, colour in _SPENT.items())
+    return _chart("Where the time of each layer's elements goes", bars, foot)

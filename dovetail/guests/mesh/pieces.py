@@ -9,7 +9,8 @@ import numpy as np
 
 from dovetail.errors import ProgramError
 from dovetail.guests.mesh.layers import Show, unseen
-from dovetail.guests.mesh.partition import MeshPartition, MeshStage, Section, read_span
+from dovetail.guests.mesh.partition import MeshStage, Section, read_span
+from dovetail.guests.mesh.placement import MeshMapping
 from dovetail.guests.mesh.traffic import Traffic
 from dovetail.ir.crop import crop
 from dovetail.ir.graph import Graph, Node, evaluate
@@ -64,7 +65,7 @@ def _partial(stage: MeshStage, piece: int, whole: Graph, reads: dict[str, Box]) 
     return graph, {name: box for name, box in reads.items() if name in inputs}
 
 
-def execute(parts: MeshPartition, inputs: Mapping[str, Array], show: Show = unseen) -> dict[str, Array]:
+def execute(mapped: MeshMapping, inputs: Mapping[str, Array], show: Show = unseen) -> dict[str, Array]:
     """Compute a network piece by piece, each from the part it reads.
 
     Returns:
@@ -74,9 +75,9 @@ def execute(parts: MeshPartition, inputs: Mapping[str, Array], show: Show = unse
         ProgramError: pieces overlap or leave something of a result out.
     """
     values: dict[str, Array] = dict(inputs)
-    times = {layer.index: np.zeros(layer.result.shape, np.int8) for layer in parts.layers}
-    count, done = sum(section.pieces for section in parts.sections), 0
-    for section in parts.sections:
+    times = {layer.index: np.zeros(layer.result.shape, np.int8) for layer in mapped.network.layers}
+    count, done = sum(section.pieces for section in mapped.sections), 0
+    for section in mapped.sections:
         result: Array | None = None
         for stage, piece in section.owners:
             done += 1
@@ -91,11 +92,13 @@ def execute(parts: MeshPartition, inputs: Mapping[str, Array], show: Show = unse
             if stage.last[piece]:
                 stage.put(values, piece, result)
                 times[stage.layer.index][box_slices(stage.result_box(piece))] += 1
-    for layer in parts.layers:
+    for layer in mapped.network.layers:
         if (times[layer.index] != 1).any():
             what = "pieces overlap or leave something out"
             raise ProgramError(what, where=layer.name, hint="report this with the mapping file")
-    return parts.outputs_in(values)
+    network, types = mapped.network, mapped.graph.types
+    names = {name: network.layers[index].graph.outputs[0] for name, index in network.outputs.items()}
+    return {name: values[value].reshape(types[name].shape) for name, value in names.items()}
 
 
 def check_covered(section: Section, traffic: Traffic) -> int:

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.errors import PlanError
-from dovetail.guests.mesh.layers import Ints
-from dovetail.guests.mesh.partition import Section
+from dovetail.guests.mesh.layers import Ints, MeshNetwork
+from dovetail.guests.mesh.partition import Objective, Section
 from dovetail.guests.mesh.topology import Topology, Trees
 from dovetail.guests.mesh.traffic import Floats, Flows, Traffic, chip_flows, link_bytes, spread, traffic_of
+from dovetail.ir.graph import Graph
 from dovetail.target.mesh import Mesh
 
 _SWAPS = 400
@@ -70,14 +71,9 @@ def place(section: Section, topology: Topology, outputs: frozenset[int], tries: 
     """Place the pieces of a section.
 
     Pieces are dealt to chips' worth of elements: slab by slab of each group of layers, else layer by layer. Which chip
-    each is, is then improved by exchanging two, to save bytes times hops; of the states on the way the one with the
-    fewest bytes on links is taken whose busiest link is no busier than the slowest piece.
-
-    Args:
-        section: what is placed, everything resident.
-        topology: where.
-        outputs: layers whose results are wanted in DRAM.
-        tries: how often, for a board; less often for more chips.
+    each is, is then improved by exchanging two, to save bytes times hops (`tries` times for a board, less often for
+    more chips); of the states on the way the one with the fewest bytes on links is taken whose busiest link is no
+    busier than the slowest piece. Results of the layers in `outputs` go to DRAM.
 
     Raises:
         PlanError: there are more pieces than elements.
@@ -135,17 +131,16 @@ def _orders(topology: Topology, traffic: Traffic, cluster: Ints, rank: Ints, chi
     bytes_ = _between(topology, traffic, _dealt(topology, cluster, rank, chips))[np.ix_(chips, chips)]
     hops = topology.between.hops.astype(np.float64)
     tries = max(1, min(tries, tries * 48 // len(chips)))
-    return [chips, *(order for seed in range(tries) for order in _exchanged(bytes_, hops, chips, seed))]
+    return [chips, *(_exchanged(bytes_, hops, chips, seed) for seed in range(tries))]
 
 
-def _exchanged(bytes_: NDArray[np.float64], hops: NDArray[np.float64], chips: Ints, seed: int) -> list[Ints]:
-    """Orders found by simulated annealing: the last, and one on the way."""
-    orders = []
+def _exchanged(bytes_: NDArray[np.float64], hops: NDArray[np.float64], chips: Ints, seed: int) -> Ints:
+    """An order found by simulated annealing."""
     generator = np.random.default_rng(seed)
     where = chips.copy()
     temperature = 0.004 * float((bytes_ * hops[np.ix_(where, where)]).sum())
     swaps = _SWAPS * len(chips)
-    for step in range(swaps):
+    for _ in range(swaps):
         a, b = generator.integers(0, len(chips), 2)
         farther = hops[where[b]][where] - hops[where[a]][where]
         farther[a] = farther[b] = 0.0
@@ -153,9 +148,7 @@ def _exchanged(bytes_: NDArray[np.float64], hops: NDArray[np.float64], chips: In
         if change < 0 or generator.random() < np.exp(-change / max(temperature, 1e-9)):
             where[a], where[b] = where[b], where[a]
         temperature *= 1 - 8 / swaps
-        if step == swaps * 3 // 4:
-            orders.append(where.copy())
-    return [*orders, where]
+    return where
 
 
 def _between(topology: Topology, traffic: Traffic, element: Ints) -> NDArray[np.float64]:
@@ -195,7 +188,7 @@ def tables_of(placed: SectionPlacement) -> Tables:
     """Number the messages and make the tables.
 
     Messages of one chip to one set have keys of their own, a power of two of them, so that one entry on each chip they
-    visit takes them all. Two entries that do the same and whose keys are two halves of a whole become one.
+    visit takes them all.
 
     Raises:
         PlanError: a chip needs more entries than it has.
@@ -213,8 +206,8 @@ def tables_of(placed: SectionPlacement) -> Tables:
     key = np.empty(len(flow), np.int64)
     key[rank] = np.arange(len(flow)) - (np.cumsum(count) - count)[flow[rank]] + base[flow[rank]]
     which, where, ways, local = _visits(flows, chips)
-    entries = _merged(where, base[which], room[which], ways, local)
-    tables = Tables(key, *entries)
+    entries = np.lexsort((base[which], where))
+    tables = Tables(key, *(column[entries] for column in (where, base[which], room[which], ways, local)))
     if tables.largest() > topology.mesh.route_entries:
         chip = int(np.bincount(tables.chip).argmax())
         what = f"chip {topology.places[chip]} needs {tables.largest()} routing entries of {topology.mesh.route_entries}"
@@ -234,21 +227,47 @@ def _visits(flows: Flows, chips: int) -> tuple[Ints, Ints, Ints, Ints]:
     return code // chips, code % chips, ways, np.where(here, flows.group[code // chips], -1)
 
 
-def _merged(chip: Ints, first: Ints, keys: Ints, ways: Ints, local: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-    """The entries, halves of a whole joined until there are none."""
-    order = np.lexsort((first, chip))
-    rows = [array[order] for array in (chip, first, keys, ways, local)]
-    while True:
-        chip, first, keys, ways, local = rows
-        same = (chip[:-1] == chip[1:]) & (keys[:-1] == keys[1:]) & (ways[:-1] == ways[1:]) & (local[:-1] == local[1:])
-        low = np.nonzero(same & (first[1:] == first[:-1] + keys[:-1]) & (first[:-1] % (2 * keys[:-1]) == 0))[0]
-        if not len(low):
-            return chip, first, keys, ways, local
-        keys = keys.copy()
-        keys[low] *= 2
-        kept = np.ones(len(chip), bool)
-        kept[low + 1] = False
-        rows = [array[kept] for array in (chip, first, keys, ways, local)]
+@dataclass(frozen=True)
+class MeshMapping:
+    """A network on a mesh."""
+
+    network: MeshNetwork
+    objective: Objective
+    topology: Topology
+    placed: tuple[SectionPlacement, ...]
+    """Per section."""
+
+    @property
+    def graph(self) -> Graph:
+        """The integer graph."""
+        return self.network.graph
+
+    @property
+    def mesh(self) -> Mesh:
+        """The description of the mesh."""
+        return self.topology.mesh
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """Its sections."""
+        return tuple(one.section for one in self.placed)
+
+    @cached_property
+    def tables(self) -> tuple[Tables, ...]:
+        """Per section; raises PlanError where a chip needs more entries than it has."""
+        return tuple(map(tables_of, self.placed))
+
+    @property
+    def resident(self) -> bool:
+        """True where the whole network is on the mesh at once."""
+        return len(self.placed) == 1
+
+    @property
+    def whole(self) -> tuple[SectionPlacement, Tables]:
+        """The one section of a resident network, placed and routed; raises ValueError where there are several."""
+        if not self.resident:
+            raise ValueError("the network is not resident as a whole")
+        return self.placed[0], self.tables[0]
 
 
 @dataclass(slots=True)

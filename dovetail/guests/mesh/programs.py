@@ -1,8 +1,10 @@
-"""The C program of a kind of element: operands in their slots, rows on the array, what the core does behind it."""
+"""The C program of a kind of element, and the data of its pieces: operands in their slots, rows on the array, what the
+core does behind it; and which parts of messages belong where in the operands."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from types import MappingProxyType
@@ -16,6 +18,7 @@ from dovetail.guests.mesh.cuts import rows_together
 from dovetail.guests.mesh.layers import SUMS, tail_of
 from dovetail.guests.mesh.partition import MeshStage, piece_sizes, read_span
 from dovetail.guests.mesh.pieces import PARTIAL, piece_graph
+from dovetail.guests.mesh.placement import SectionPlacement, Tables
 from dovetail.ir.graph import Graph, Node, part_of
 from dovetail.ir.types import Box, box_shape
 from dovetail.kernels import CoreKernel, core_traits
@@ -24,6 +27,12 @@ from dovetail.target.mesh import pack_weights
 
 HEADER_BYTES = 32
 """Bytes of `element_t`."""
+ELEMENT_HEADER = struct.Struct("<8I")
+"""`element_t`."""
+TRANSFER = struct.Struct("<13I")
+"""`mesh_transfer_t`."""
+_FILL = struct.Struct("<7I")
+"""`mesh_fill_t`."""
 
 
 @dataclass(frozen=True)
@@ -209,28 +218,16 @@ def _half(row: str, together: int, buffers: int) -> str:
 def _by_turns(rows: int, together: int, job: Sequence[str], done: str, finish: Sequence[str]) -> list[str]:
     """C in which the array computes rows while the core finishes those before."""
 
-    def counted(row: str) -> str:
-        if rows % together == 0:
-            return f"        const uint32_t count = {together};"
-        return f"        const uint32_t count = {rows}u - {row} < {together}u ? {rows}u - {row} : {together}u;"
+    def count(row: str) -> str:
+        left = f"{rows}u - {row}"
+        return str(together) if rows % together == 0 else f"{left} < {together}u ? {left} : {together}u"
 
-    return [
-        f"for (uint32_t next = 0; next < {rows + together}u; next += {together}u) {{",
-        "    if (next > 0u) {",
-        "        mac_wait();",
-        "    }",
-        f"    if (next < {rows}u) {{",
-        counted("next"),
-        *(f"        {line}" for line in job),
-        "    }",
-        "    if (next > 0u) {",
-        f"        const uint32_t row = next - {together}u;",
-        counted("row"),
-        f"        const int32_t *const done = {done};",
-        *(f"        {line}" for line in finish),
-        "    }",
-        "}",
-    ]
+    def inside(lines: Sequence[str]) -> str:
+        return "\n".join(f"        {line}" for line in lines)
+
+    values = {"rows": rows, "together": together, "end": rows + together, "done": done}
+    values |= {"next_count": count("next"), "row_count": count("row"), "job": inside(job), "finish": inside(finish)}
+    return (c_template("rows") % values).splitlines()
 
 
 def wanted(stage: MeshStage, piece: int, number: int) -> list[tuple[int, int]]:
@@ -359,3 +356,106 @@ def message_loop(places: Sequence[OperandPlace], result_bytes: int, compute: Seq
         "bytes": result_bytes,
     }
     return ["", c_template("piece") % values]
+
+
+def senders_of(placed: SectionPlacement) -> list[list[int]]:
+    """Per piece the pieces whose messages it is sent."""
+    senders: list[list[int]] = [[] for _ in range(placed.section.pieces)]
+    for sender, reader in zip(*(ends.tolist() for ends in placed.traffic.pairs()), strict=True):
+        senders[reader].append(sender)
+    return [sorted(one) for one in senders]
+
+
+def piece_bytes(
+    placed: SectionPlacement,
+    number: int,
+    program: ElementProgram,
+    tables: Tables,
+    senders: list[int],
+    tensors: Sequence[str],
+) -> bytes:
+    """The data of the piece with a number: header, constants, transfers, padding; `tensors` are those in DRAM."""
+    messages = [transfer for sender in senders for transfer in _messages(placed, number, program, tables, sender)]
+    fetches = list(_fetches(placed, number, program, tensors))
+    stores = list(_stores(placed, number, tensors))
+    constants = program.constants[HEADER_BYTES:] + bytes(-len(program.constants) % 16)
+    traffic = placed.traffic
+    group = traffic.group[number]
+    does = (int(traffic.start[group + 1] > traffic.start[group]), len(stores), program.skip)
+    fills = [_FILL.pack(*fill) for fill in _padding(*placed.section.owners[number], program.operands[0])]
+    counts = (HEADER_BYTES + len(constants), len(messages), len(fetches), len(fills))
+    header = ELEMENT_HEADER.pack(int(tables.key[number]), *does, *counts)
+    return (
+        header
+        + constants
+        + b"".join(TRANSFER.pack(*transfer) for transfer in (*messages, *fetches, *stores))
+        + b"".join(fills)
+    )
+
+
+def _messages(
+    placed: SectionPlacement, number: int, program: ElementProgram, tables: Tables, sender: int
+) -> Iterator[tuple[int, ...]]:
+    """The transfers of one sender's message: into every operand that reads some of it."""
+    (stage, piece), (sending, part) = placed.section.owners[number], placed.section.owners[sender]
+    key, sent = int(tables.key[sender]), sending.spans(part)[:3]
+    if sending is stage:  # partial sums
+        yield _transfer(key, len(program.operands) - 1, program.operands[-1], sent, sent)
+        return
+    for operand, reading in enumerate(stage.layer.readings):
+        if reading.producer == sending.layer.index and (operand == 0 or stage.last[piece]):
+            spans = zip(wanted(stage, piece, operand), sent, strict=True)
+            both = [(max(a, first), min(b, last)) for (a, b), (first, last) in spans]
+            if all(a < b for a, b in both):
+                yield _transfer(key, operand, program.operands[operand], sent, both)
+
+
+def _fetches(
+    placed: SectionPlacement, number: int, program: ElementProgram, tensors: Sequence[str]
+) -> Iterator[tuple[int, ...]]:
+    """The transfers of operands from DRAM; the key is the tensor's number."""
+    stage, piece = placed.section.owners[number]
+    for operand, reading in enumerate(stage.layer.readings):
+        if reading.producer not in placed.section.layers and (operand == 0 or stage.last[piece]):
+            whole, part = [(0, size) for size in reading.image], wanted(stage, piece, operand)
+            yield _transfer(tensors.index(reading.value), operand, program.operands[operand], whole, part)
+
+
+def _stores(placed: SectionPlacement, number: int, tensors: Sequence[str]) -> Iterator[tuple[int, ...]]:
+    """The transfer of a result to DRAM, if it is wanted there."""
+    stage, piece = placed.section.owners[number]
+    if placed.traffic.stores[number]:
+        box, whole = stage.spans(piece)[:3], [(0, size) for size in stage.layer.image]
+        place = dense_place(box, stage.layer.itemsize, 1)
+        yield _transfer(tensors.index(stage.layer.graph.outputs[0]), 0, place, whole, box)
+
+
+def _transfer(
+    key: int, operand: int, place: OperandPlace, sent: Sequence[tuple[int, int]], part: Sequence[tuple[int, int]]
+) -> tuple[int, ...]:
+    """Fields of `mesh_transfer_t`: part of a dense message, which holds the box `sent`, into an operand."""
+    size, (_, columns, channels) = place.itemsize, (stop - start for start, stop in sent)
+    rows, wide, deep = (stop - start for start, stop in part)
+    row, column, channel = (a - b for (a, _), (b, _) in zip(part, sent, strict=True))
+    source = ((row * columns + column) * channels + channel) * size
+    row, column, channel = (a - b for (a, _), b in zip(part, place.start, strict=True))
+    target = row * place.row_bytes + column * place.column_bytes + channel * size
+    steps = (columns * channels * size, channels * size, place.row_bytes, place.column_bytes)
+    return (key, source, target, operand, rows, wide, deep * size, *steps, place.slots, place.nbytes)
+
+
+def _padding(stage: MeshStage, piece: int, place: OperandPlace) -> Iterator[tuple[int, ...]]:
+    """Fields of `mesh_fill_t`: the boxes of padding in the buffer of a piece's first operand."""
+    layer = stage.layer
+    if not layer.on_array or layer.kind == "dense":
+        return
+    reading, (first, last) = layer.readings[0], stage.spans(piece)[1]
+    high, wide = place.nbytes // place.row_bytes, (last - first - 1) * reading.step[1] + reading.span[1]
+    spans = zip(wanted(stage, piece, 0), place.start, strict=True)
+    (top, below), (left, right), _ = ((first - start, last - start) for (first, last), start in spans)
+    boxes = [(0, top, 0, wide), (below, high - below, 0, wide), (top, below - top, 0, left)]
+    boxes.append((top, below - top, right, wide - right))
+    for row, rows, column, width in boxes:
+        if rows > 0 and width > 0:
+            first, nbytes = row * place.row_bytes + column * place.column_bytes, width * place.column_bytes
+            yield first, rows, nbytes, place.row_bytes, place.fill, place.slots, place.nbytes

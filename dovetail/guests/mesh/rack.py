@@ -9,23 +9,146 @@ network in several sections all elements stand at the barrier of a section; each
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
+from importlib.util import find_spec
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 
-from dovetail.errors import SimulationError
+from dovetail.errors import MissingExtraError, SimulationError
 from dovetail.farm import Farm, LostResult, farm
-from dovetail.guests.mesh.element import StoredPart
-from dovetail.guests.mesh.layers import Show, unseen
+from dovetail.files import TemporaryFolder
+from dovetail.guests.mesh.building import build_programs, used_bytes
+from dovetail.guests.mesh.element import BASE, ElementDevice, StoredPart
+from dovetail.guests.mesh.emit import MeshProject
+from dovetail.guests.mesh.layers import Ints, Show, unseen
+from dovetail.guests.mesh.manifest import mesh_build, outputs_of, rack_images
+from dovetail.guests.mesh.placement import MeshMapping
+from dovetail.guests.mesh.programs import ELEMENT_HEADER, TRANSFER
 from dovetail.guests.mesh.topology import Topology, build_topology, name_of, word_of
-from dovetail.guests.mesh.transfers import ELEMENT_HEADER, TRANSFER
-from dovetail.guests.mesh.workers import LOST_HINT, ElementJob, ElementRun, LiveElement, element_setup, run_wave
-from dovetail.sim.protocol import SimulationSetup
+from dovetail.ir.types import Array
+from dovetail.sim.device import DeviceSpec, regions_of, target_devices
+from dovetail.sim.protocol import RunRequest, SimulationSetup
 from dovetail.sim.rack import LoadKind, RackBackend, RackContents, RackRun, RefusedError
 from dovetail.target.description import Target
+from dovetail.user_file import blamed
+
+_LIMIT = 2_000_000_000
+"""Instructions of an element, over all inputs."""
+LOST_HINT = "look for a bad pointer in the element's driver or device model, or give the process more memory"
+
+
+@dataclass(frozen=True, slots=True)
+class ElementJob:
+    """An element to run; may be sent to another machine."""
+
+    firmware: bytes
+    """An ELF file."""
+    data: bytes
+    """For the symbol element_data."""
+    inputs: tuple[int, ...] = ()
+    """Per piece: inputs that are computed when it ends."""
+    first: int = 0
+    """The input that `messages` and `tensors` begin with."""
+    own: frozenset[int] = frozenset()
+    """Keys of messages the element sends to itself."""
+    messages: tuple[Mapping[int, bytes], ...] = ()
+    """Per input: message by key."""
+    tensors: tuple[Mapping[int, bytes], ...] = ()
+    """Per input: tensor in DRAM by number."""
+
+
+@dataclass(frozen=True, slots=True)
+class ElementRun:
+    """Messages, results and cycles of an element."""
+
+    sent: Mapping[int, Mapping[int, bytes]]
+    """Input -> message by key."""
+    stored: Mapping[int, Sequence[StoredPart]]
+    """Input -> parts of tensors."""
+    clocks: Ints
+    """[inputs, pieces, 4] as `RackRun.clocks`."""
+    cycles: int
+    """Executing, and waiting for the MAC array."""
+    instructions: int
+    stack: int
+    """Most bytes of stack."""
+
+
+def element_setup(target: Target) -> SimulationSetup:
+    """The emulated element of a target, its firmware left out."""
+    assert target.mesh is not None
+    has_engines = target.mesh.pieces is not None
+    array = {"array": "" if has_engines else target.mesh.mac.place}
+    device = DeviceSpec("dovetail.guests.mesh.element:element_device", BASE, 4096, array)
+    devices = (device, *(target_devices(target) if has_engines else ()))
+    own = (target.core.isa, target.core.costs)
+    return SimulationSetup(Path(), regions_of(target), devices, *own, extension=target.core.extension)
+
+
+class EmulatedElement:
+    """An element with its firmware, an ELF file, and its data, before its first instruction."""
+
+    def __init__(self, setup: SimulationSetup, firmware: bytes, data: bytes) -> None:
+        from dovetail.sim.machine import Machine
+
+        with TemporaryFolder() as folder:
+            path = Path(folder) / "element.elf"
+            path.write_bytes(firmware)
+            self._machine = Machine(replace(setup, elf=path))
+        device = self._machine.devices[0]
+        assert isinstance(device, ElementDevice)
+        self._device = device
+        self._machine.firmware.write("element_data", data)
+
+    def begin(self, sections: int, dram: bytes, rate: float) -> None:
+        """Run to the barrier before the first of some sections, which load from `dram` at `rate` bytes per clock."""
+        self._device.inputs, self._device.dram, self._device.rate = [1 << 20] * sections, dram, rate
+        self._machine.run(RunRequest((), {}, _LIMIT))
+
+    def run(self, job: ElementJob, at_barrier: bool = False) -> ElementRun:
+        """Run to the end, or from one barrier to the next; clocks count from here, waiting for loads left out.
+
+        Raises:
+            SimulationError: it does something it must not, or a device model of the user's fails.
+        """
+        machine, device, before = self._machine, self._device, self._machine.cycles
+        device.enter(job.inputs, job.first, job.messages, job.tensors, job.own)
+        try:
+            result = machine.run(RunRequest(({},) if at_barrier else (), {}, _LIMIT))
+        except Exception as error:
+            fault = None if isinstance(error, SimulationError) else blamed(error)
+            if fault is None:
+                raise
+            raise SimulationError(fault.what, where=fault.where, hint=fault.hint) from None
+        clocks = device.clocks(job.first, len(job.messages), machine.cycles) - before - device.waited
+        stored = {number: [*parts] for number, parts in device.stored.items()}
+        counts = (machine.cycles, result.executed_instructions or 0, result.stack_bytes or 0)
+        return ElementRun(dict(device.sent), stored, clocks, *counts)
+
+
+def run_element(setup: SimulationSetup, job: ElementJob) -> ElementRun:
+    """Run an element from its first instruction to its end in this process; raises as `EmulatedElement.run`."""
+    return EmulatedElement(setup, job.firmware, job.data).run(job)
+
+
+def run_wave(
+    spread: Farm, setup: SimulationSetup, wave: Mapping[int, ElementJob], ended: Callable[[], None] = lambda: None
+) -> dict[int, ElementRun]:
+    """Run elements side by side, by their numbers; `ended` is called as each has ended. Raises SimulationError where
+    one failed, or ended the process it ran in, twice."""
+    numbers: Sequence[int] = list(wave)
+    runs: dict[int, ElementRun] = {}
+    for place, run in spread(partial(run_element, setup), list(wave.values())):
+        if isinstance(run, LostResult):
+            raise SimulationError(run.value, where=f"element {numbers[place]}", hint=LOST_HINT)
+        runs[numbers[place]] = run
+        ended()
+    return runs
+
 
 _CHIP = 0xFFFF0000
 """Bits of an element's word that say which chip it is on."""
@@ -57,15 +180,8 @@ class _LoadedElement:
     pieces: tuple[_LoadedPiece, ...]
 
 
-@dataclass(frozen=True)
-class _Routes:
-    """Routing entries of a chip."""
-
-    entries: tuple[tuple[int, ...], ...]
-    """Key, mask, directions and local set of each."""
-    sets: Mapping[int, Sequence[int]]
-
-
+_Routes = tuple[Sequence[tuple[int, ...]], Mapping[int, Sequence[int]]]
+"""Routing entries of a chip, key, mask, directions and local set of each, and the sets."""
 _Wave = list[tuple[_LoadedElement, frozenset[int]]]
 """Elements that run side by side, and the pieces that compute on each."""
 
@@ -100,12 +216,12 @@ class LoadedElements:
         readers, todo, seen = set[int](), [word & _CHIP], set[int]()
         while todo:
             chip = todo.pop()
-            routes = self._routes.get(chip)
-            entry = next((e for e in routes.entries if key & e[1] == e[0]), None) if routes else None
-            if routes is None or entry is None or chip in seen:
+            entries, sets = self._routes.get(chip, ((), {}))
+            entry = next((one for one in entries if key & one[1] == one[0]), None)
+            if entry is None or chip in seen:
                 raise RefusedError(f"the message {key} is lost at chip {name_of(chip)}, or goes round")
             seen.add(chip)
-            readers.update(chip | number for number in routes.sets.get(entry[3], ()) if entry[3])
+            readers.update(chip | number for number in sets.get(entry[3], ()) if entry[3])
             number = self._topology.chips[chip >> 24, chip >> 16 & 0xFF]
             for way, neighbour in enumerate(self._topology.neighbours[number].tolist()):
                 if entry[2] >> way & 1:
@@ -154,13 +270,7 @@ class LoadedElements:
         inputs: Sequence[Mapping[int, bytes]],
         show: Show = unseen,
     ) -> tuple[RackRun, dict[int, ElementRun]]:
-        """Run all elements.
-
-        Args:
-            spread: runs elements side by side.
-            setup: the element.
-            inputs: tensors by number of each input.
-            show: told how far it is.
+        """Run all elements, given the tensors of each input by number; `show` is told how far it is.
 
         Returns:
             Results and clocks, and the last run of each element by its word.
@@ -185,12 +295,11 @@ class LoadedElements:
             messages: dict[int, list[dict[int, bytes]]] = {one.word: [{} for _ in turn] for one in self.elements}
             tensors = [{n: bytes(tensor) for n, tensor in drams[number].items()} for number in turn]
             for wave in self.waves(section):
-                for word in [one.word for one, _ in wave] if live else ():
-                    runs[word] = live[word].step(section, turn.start, messages[word][0], tensors[0])
+                jobs = {one.word: self._job(one, pieces, turn, messages[one.word], tensors) for one, pieces in wave}
+                for word, job in jobs.items() if live else ():
+                    runs[word] = live[word].run(job, at_barrier=True)
                     ended()
-                if not live:
-                    jobs = {one.word: _job(one, pieces, messages[one.word], tensors) for one, pieces in wave}
-                    runs |= run_wave(spread, setup, jobs, ended)
+                runs |= run_wave(spread, setup, {} if live else jobs, ended)
                 for one, pieces in wave:
                     for number in pieces:
                         clocks[one.word][turn, number] = runs[one.word].clocks[:, one.pieces[number].unit]
@@ -199,11 +308,32 @@ class LoadedElements:
         marks = np.concatenate([clocks[one.word] for one in self.elements], axis=1).reshape(-1)
         return RackRun(results, marks.tolist(), max(run.cycles for run in runs.values())), runs
 
-    def _live(self, setup: SimulationSetup) -> dict[int, LiveElement]:
+    def _live(self, setup: SimulationSetup) -> dict[int, EmulatedElement]:
         """All elements before their first section, by their words."""
         rate = self._topology.mesh.rates.dram / len(self.elements)
-        images = ((one, self._images[one.word & _CHIP]) for one in self.elements)
-        return {one.word: LiveElement(setup, one.firmware, one.data, self.sections, dram, rate) for one, dram in images}
+        live = {one.word: EmulatedElement(setup, one.firmware, one.data) for one in self.elements}
+        for word, element in live.items():
+            element.begin(self.sections, self._images[word & _CHIP], rate)
+        return live
+
+    def _job(
+        self,
+        one: _LoadedElement,
+        pieces: frozenset[int],
+        turn: range,
+        messages: Sequence[Mapping[int, bytes]],
+        inputs: Sequence[Mapping[int, bytes]],
+    ) -> ElementJob:
+        """An element whose pieces compute that can."""
+        limits = [0] * max(self.sections, len(one.pieces))
+        for number in pieces:
+            limits[one.pieces[number].unit] = turn.stop
+        reads = {key for number in pieces for key in one.pieces[number].reads}
+        own = reads & {one.pieces[number].key for number in pieces}
+        fetches = {number for piece in one.pieces for number in piece.fetches}
+        brought = tuple({key: content for key, content in each.items() if key not in own} for each in messages)
+        tensors = tuple({number: each[number] for number in fetches if number in each} for each in inputs)
+        return ElementJob(one.firmware, one.data, tuple(limits), turn.start, frozenset(own), brought, tensors)
 
     def _dram(self, tensors: Mapping[int, bytes]) -> dict[int, bytearray]:
         """The tensors in DRAM for an input."""
@@ -219,41 +349,22 @@ class LoadedElements:
         drams: Sequence[dict[int, bytearray]],
     ) -> None:
         """Bring what pieces of an element sent to its readers, and what they stored to the DRAM."""
-        for number in sorted(pieces):
-            self._deliver(one, one.pieces[number].key, run, turn, messages)
-        stores = {one.pieces[number].unit for number in pieces if one.pieces[number].stores}
+        hint = "look at the element's driver: every piece must store its result, and must not change what another reads"
+        for key in sorted(one.pieces[number].key for number in pieces):
+            contents = [run.sent[number][key] for number in turn if key in run.sent.get(number, {})]
+            for word in self._readers(one.word, key) if len(contents) == len(turn) else ():
+                for brought, content in zip(messages[word], contents, strict=True):
+                    if brought.setdefault(key, content) != content:
+                        what = f"with more pieces on element {name_of(one.word)}, its message {key} is another"
+                        raise SimulationError(what, where="mesh", hint=hint)
+        wanted = {one.pieces[number].unit for number in pieces if one.pieces[number].stores}
         for number in turn:
-            _store(one, run.stored.get(number, ()), stores, drams[number])
-
-    def _deliver(
-        self,
-        one: _LoadedElement,
-        key: int,
-        run: ElementRun,
-        turns: Sequence[int],
-        messages: Mapping[int, list[dict[int, bytes]]],
-    ) -> None:
-        """Bring the messages of a key to the elements that the tables lead to."""
-        contents = [run.sent.get(number, {}).get(key) for number in turns]
-        for word in self._readers(one.word, key) if None not in contents else ():
-            for brought, content in zip(messages[word], contents, strict=True):
-                if content is not None and brought.setdefault(key, content) != content:
-                    what = f"with more pieces on element {name_of(one.word)}, its message {key} is another"
-                    hint = "look at the element's driver: a piece must not change what another reads"
-                    raise SimulationError(what, where="mesh", hint=hint)
-
-
-def _store(one: _LoadedElement, parts: Sequence[StoredPart], wanted: set[int], dram: dict[int, bytearray]) -> None:
-    """Put what an element stored into the DRAM; raises SimulationError where a piece of `wanted` stored nothing."""
-    for part in parts:
-        if part.transfer["key"] not in dram:
-            hint = "look at the element's driver: it stores into a tensor that is there"
-            raise SimulationError(f"there is no tensor {part.transfer['key']}", where="mesh", hint=hint)
-        part.put(dram[part.transfer["key"]])
-    if missing := wanted - {part.piece for part in parts}:
-        hint = "look at the element's driver: every piece must store its result"
-        what = f"piece {min(missing)} of element {name_of(one.word)} stored nothing"
-        raise SimulationError(what, where="mesh", hint=hint)
+            stored = run.stored.get(number, ())
+            for part in stored:
+                part.put(drams[number])
+            if missing := wanted - {part.piece for part in stored}:
+                what = f"piece {min(missing)} of element {name_of(one.word)} stored nothing"
+                raise SimulationError(what, where="mesh", hint=hint)
 
 
 class EmulatedElements(RackBackend):
@@ -267,18 +378,16 @@ class EmulatedElements(RackBackend):
         LoadedElements(loaded, self._topology).check()
 
     def run(self, loaded: RackContents, inputs: Sequence[Mapping[int, bytes]]) -> RackRun:
-        elements = LoadedElements(loaded, self._topology)
+        run = partial(_alone, LoadedElements(loaded, self._topology), self._setup)
         with farm(1) as spread:  # firmware that ends its process does not end the rack's
-            if elements.sections == 1:
-                return elements.run(spread, self._setup, inputs)[0]
-            ((_, run),) = spread(partial(_alone, elements, self._setup), [inputs])
-            if isinstance(run, LostResult):
-                raise SimulationError(run.value, where="mesh", hint=LOST_HINT)
-            return run
+            ((_, found),) = spread(run, [inputs])
+        if isinstance(found, LostResult):
+            raise SimulationError(found.value, where="mesh", hint=LOST_HINT)
+        return found
 
 
 def _alone(elements: LoadedElements, setup: SimulationSetup, inputs: Sequence[Mapping[int, bytes]]) -> RackRun:
-    """All elements in this process."""
+    """All elements in one process."""
     with farm(1, here=True) as spread:
         return elements.run(spread, setup, inputs)[0]
 
@@ -319,7 +428,7 @@ def _routes(content: bytes) -> _Routes:
             raise ValueError
     except (struct.error, ValueError):
         raise RefusedError("the routing entries of a chip are damaged") from None
-    return _Routes(rows, sets)
+    return rows, sets
 
 
 def _ready(one: _LoadedElement, todo: set[int], done: frozenset[int], keys: set[int]) -> frozenset[int]:
@@ -334,17 +443,70 @@ def _ready(one: _LoadedElement, todo: set[int], done: frozenset[int], keys: set[
     return frozenset(pieces)
 
 
-def _job(
-    one: _LoadedElement,
-    pieces: frozenset[int],
-    messages: Sequence[Mapping[int, bytes]],
-    inputs: Sequence[Mapping[int, bytes]],
-) -> ElementJob:
-    """An element whose pieces compute that can."""
-    limits = tuple(len(inputs) * (number in pieces) for number in range(len(one.pieces)))
-    reads = {key for number in pieces for key in one.pieces[number].reads}
-    own = reads & {one.pieces[number].key for number in pieces}
-    fetches = {number for piece in one.pieces for number in piece.fetches}
-    brought = tuple({key: content for key, content in each.items() if key not in own} for each in messages)
-    tensors = tuple({number: each[number] for number in fetches if number in each} for each in inputs)
-    return ElementJob(one.firmware, one.data, limits, frozenset(own), brought, tensors)
+@dataclass(frozen=True)
+class ExactRun:
+    """Outputs of the elements of a network, and what they used."""
+
+    outputs: tuple[Mapping[str, Array], ...]
+    """Per input, by the network's output names."""
+    runs: tuple[ElementRun, ...]
+    """The last run of each element, as in `MeshProject.elements`."""
+    clocks: Ints
+    """[inputs, pieces of all sections, 4] cycles from the beginning of the stream, or of the piece's section where
+    there are several, to when a piece began, had given its slots back, had sent its message, and was done."""
+    paces: tuple[int, ...]
+    """Per element: the cycles of an input, all its pieces, the longest of the inputs."""
+    memory: tuple[int, ...]
+    """Per element: bytes of its memory that its program, stack, data and buffers take."""
+
+    @property
+    def turns(self) -> Ints:
+        """[inputs, pieces, 3] cycles from when a piece began to the later points of `clocks`."""
+        return self.clocks[:, :, 1:] - self.clocks[:, :, :1]
+
+
+def run_exact(
+    mapped: MeshMapping,
+    project: MeshProject,
+    target: Target,
+    inputs: Sequence[Mapping[str, Array]],
+    jobs: int = 2,
+    scheduler: str | None = None,
+    show: Show = unseen,
+) -> ExactRun:
+    """Run every element of a network over some inputs, in processes of this machine or on the workers of a Dask
+    scheduler: the results are the same. `show` is told how far it is.
+
+    Raises:
+        SimulationError: an element does something it must not, or ends the process it runs in.
+        PlanError: a program does not fit its element.
+        DovetailError: `jobs` is below 1, or the scheduler does not answer.
+        MissingExtraError: Unicorn or Dask is not installed.
+    """
+    if find_spec("unicorn") is None:
+        raise MissingExtraError("unicorn", "iss", "simulating firmware")
+    build = mesh_build(mapped, project, target)
+    words = {one.record.word: one for one in project.elements}
+    given = [(number, one.input) for number, one in enumerate(build.tensors) if one.input]
+    tensors = [{n: np.ascontiguousarray(arrays[name]).tobytes() for n, name in given} for arrays in inputs]
+    with farm(jobs, scheduler) as spread, TemporaryFolder() as folder:
+        firmware = build_programs(project.files, target, Path(folder), jobs, show)
+        hint = "cut the layer into more pieces in the mapping file, give fewer slots, or use more chips"
+        used = used_bytes(firmware, target, mapped.mesh.usable, hint)
+        loaded = RackContents()
+        data = [(LoadKind.DATA, word, one.data) for word, one in words.items()]
+        for kind, number, content in [*rack_images(build, firmware, project.files), *data]:
+            loaded.parts[kind][number] = bytearray(content)
+        try:
+            elements = LoadedElements(loaded, mapped.topology)
+            run, of_elements = elements.run(spread, element_setup(target), tensors, show)
+        except RefusedError as error:
+            hint = "report this: the tables of sender and receiver disagree"
+            raise SimulationError(str(error), where="mesh", hint=hint) from None
+    outputs = outputs_of(build, run.results, len(inputs))
+    order = [piece for one in project.elements for piece in one.pieces]
+    clocks = np.array(run.clocks).reshape(len(inputs), build.pieces, 4)[:, np.argsort(order)]
+    taken = clocks[:, :, 3] - clocks[:, :, 0]
+    paces = tuple(int(taken[:, one.pieces].sum(axis=1).max()) for one in project.elements)
+    memory = tuple(used[one.record.program] for one in project.elements)
+    return ExactRun(tuple(outputs), tuple(of_elements[word] for word in words), clocks, paces, memory)

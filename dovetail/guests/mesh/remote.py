@@ -1,25 +1,38 @@
-"""A mapped network on a rack somewhere else: programs, data and routes up, inputs up, outputs and clocks down.
+"""A mapped network on a rack, here or somewhere else: `dovetail run` of a folder that `dovetail mesh` wrote.
 
-Whatever goes away meanwhile, each input gives one result: the line may be cut, and a rack that begins anew is loaded
-anew and given the inputs again whose results did not come.
+Programs, data and routes go up, inputs up, outputs and clocks down. Whatever goes away meanwhile, each input gives one
+result: the line may be cut, and a rack that begins anew is loaded anew and given the inputs again whose results did not
+come.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 
-from dovetail.errors import BuildError
+from dovetail.arrays import inputs_of, write_outputs
+from dovetail.cli.console import beside_json, note_seeded, progress, say
+from dovetail.cli.options import BoardOptions, changed_options
+from dovetail.cli.run import RunOptions
+from dovetail.errors import BuildError, DovetailError
 from dovetail.files import TemporaryFolder
 from dovetail.guests.mesh.building import build_programs
+from dovetail.guests.mesh.compiled import with_compiler
 from dovetail.guests.mesh.layers import Ints, Show, unseen
-from dovetail.guests.mesh.manifest import Images, MeshRecord, outputs_of, rack_images
+from dovetail.guests.mesh.manifest import GRAPH, Images, MeshRecord, outputs_of, rack_images, read_mesh
+from dovetail.guests.mesh.rack import EmulatedElements
+from dovetail.guests.mesh.reporting import require_equal
+from dovetail.ir.onnx_file import load_graph
 from dovetail.ir.types import Array
+from dovetail.operators import combined, known_operators
+from dovetail.options import Options
+from dovetail.sim.board import opener
 from dovetail.sim.frames import (
     BoardRestart,
     FrameConversation,
@@ -30,9 +43,12 @@ from dovetail.sim.frames import (
     write_all,
 )
 from dovetail.sim.line import Link
-from dovetail.sim.rack import LoadKind
+from dovetail.sim.rack import LoadKind, Rack, rack_link
 from dovetail.target.description import Target
+from dovetail.target.registry import load_target
 
+_UNSUITED = ("sim", "core", "waves", "io", "load", "check_layers")
+"""Options of `dovetail run` that a rack does not have."""
 _MOST_RESTARTS = 20
 """How often a rack may begin anew before one more result has come."""
 _LEAST_PAYLOAD = 32
@@ -74,16 +90,11 @@ def mesh_images(path: Path, build: MeshRecord, target: Target, show: Show = unse
         return rack_images(build, build_programs(files, target, Path(folder), 1, show), files)
 
 
-class RackSession:
+class RackSession(AbstractContextManager["RackSession"]):
     """A conversation with a rack that has a build, or is given it."""
 
     def __init__(
-        self,
-        build: MeshRecord,
-        images: Images,
-        open_line: Callable[[], Link],
-        timeout: float,
-        report: Show,
+        self, build: MeshRecord, images: Images, open_line: Callable[[], Link], timeout: float, report: Show
     ) -> None:
         """`open_line` opens its line, again where it was cut; `report` is called with news in words."""
         self._build, self._images, self._report = build, images, report
@@ -121,15 +132,12 @@ class RackSession:
         every = np.concatenate(clocks) if clocks else np.zeros((0, self._build.pieces, 4), np.int64)
         return MeshRun(tuple(outputs), every, self.talk.asked, self.talk.repeated, self.restarts)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the line."""
         self.talk.link.close()
+
+    def _ask(self, kind: FrameKind, payload: bytes, nbytes: int) -> bytes:
+        """The answer to a request, which has so many bytes."""
+        return self.talk.sized(self.talk.ask(kind, payload, nbytes), nbytes)
 
     def _begin(self) -> None:
         """Begin a session, and load what is not there."""
@@ -139,20 +147,18 @@ class RackSession:
         self._most = greeting.payload
         if greeting.digest != self._build.digest:
             self._load()
-        (self._room,) = struct.unpack(
-            "<I", self.talk.sized(self.talk.ask(FrameKind.START, bytes.fromhex(self._build.digest), 4), 4)
-        )
+        self._room = int.from_bytes(self._ask(FrameKind.START, bytes.fromhex(self._build.digest), 4), "little")
         if not 0 < self._room <= 1 << 16:
             raise self.talk.wrong(f"it takes {self._room} inputs at once")
 
     def _load(self) -> None:
         total, done = sum(len(content) for _, _, content in self._images), 0
-        self.talk.sized(self.talk.ask(FrameKind.LOAD, struct.pack("<III", LoadKind.NOTHING, 0, 0)), 0)
+        self._ask(FrameKind.LOAD, struct.pack("<III", LoadKind.NOTHING, 0, 0), 0)
         step = self._most - 12
         for what, number, content in self._images:
             for offset in range(0, len(content), step):
                 part = content[offset : offset + step]
-                self.talk.sized(self.talk.ask(FrameKind.LOAD, struct.pack("<III", what, number, offset) + part), 0)
+                self._ask(FrameKind.LOAD, struct.pack("<III", what, number, offset) + part, 0)
             done += len(content)
             self._report(f"loading: {done} of {total} bytes")
 
@@ -163,10 +169,68 @@ class RackSession:
             content = b"".join(np.ascontiguousarray(one[name]).tobytes() for one in inputs)
             write_all(self.talk, number, content, self._most)
         self._runs += 1
-        request = struct.pack("<II", self._runs, len(inputs))
-        self.talk.sized(self.talk.ask(FrameKind.RUN, request, 8), 8)
+        self._ask(FrameKind.RUN, struct.pack("<II", self._runs, len(inputs)), 8)
         wanted = ((number, tensor.bytes * len(inputs)) for number, tensor in tensors if tensor.outputs)
         stored = {number: read_all(self.talk, number, nbytes, self._most) for number, nbytes in wanted}
         marks = read_cycles(self.talk, 4 * self._build.pieces * len(inputs), self._most)
         clocks = np.array(marks, np.int64).reshape(len(inputs), self._build.pieces, 4)
         return outputs_of(self._build, stored, len(inputs)), clocks
+
+
+def run_mesh(folder: Path, options: RunOptions, on: BoardOptions, own: Options) -> None:
+    """Run a mapped network on a rack, or without one on emulated elements of this computer: the entry point `mesh.json`
+    of `dovetail.builds`.
+
+    Raises:
+        DovetailError: an option is not for racks, the rack does not do its part, or an output differs.
+    """
+    unsuited = [*changed_options(options, _UNSUITED), *changed_options(on, _UNSUITED)]
+    if unsuited:
+        what = "a mapped network runs on a rack, and its programs are made by dovetail itself"
+        raise DovetailError(what, where=", ".join(unsuited), hint="leave it out; name a rack with --on")
+    board = on.board()
+    if board is not None:
+        board.check()
+    with progress("reading the mapped network") as show:
+        build = read_mesh(folder)
+        element = with_compiler(load_target(options.target or build.target))
+        inputs, batched = inputs_of(options.input_file, build.inputs)
+        show("compiling the elements' programs")
+        images = mesh_images(folder, build, element, show)
+        here = partial(rack_link, Rack(EmulatedElements(element)), "this process")
+        open_line, timeout = (opener(board), board.timeout) if board else (here, 600.0)
+        with RackSession(build, images, open_line, timeout, show) as session:
+            run = session.run(inputs)
+    note_seeded(options.input_file)
+    if options.output_file is not None:
+        write_outputs(options.output_file, run.outputs, batched)
+    with beside_json(options.json_file, _as_json(folder, build, run)):
+        _print_run(build, run)
+    if options.check:
+        graph = load_graph(folder / GRAPH, known_operators(combined(element.operators, own.operators)))
+        require_equal(graph, inputs, run.outputs, "the elements give", "look at the rack, or report this")
+        say("every output equals the integer graph's")
+
+
+def _print_run(build: MeshRecord, run: MeshRun) -> None:
+    taken = run.clocks[:, :, 3] - run.clocks[:, :, 0]
+    names = [one.program for one in build.elements for _ in one.places]
+    slowest = int(taken.max(axis=0).argmax())
+    say(
+        f"{len(build.elements)} elements, {len(run.outputs)} inputs; the slowest piece, of {names[slowest]}, "
+        f"took {int(taken[:, slowest].max())} cycles; {run.asked} requests, {run.repeated} sent again, "
+        f"the rack loaded anew {run.restarts} times"
+    )
+
+
+def _as_json(folder: Path, build: MeshRecord, run: MeshRun) -> dict[str, object]:
+    """The run with the clocks of every piece: began, gave its slots back, sent, was free."""
+    return {
+        "schema": 1,
+        "network": str(folder),
+        "elements": [[*one.on, one.program] for one in build.elements],
+        "clocks": run.clocks.tolist(),
+        "requests": run.asked,
+        "sent_again": run.repeated,
+        "loaded_anew": run.restarts,
+    }

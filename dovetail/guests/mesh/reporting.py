@@ -13,17 +13,18 @@ from dovetail.cli.console import say, show_table
 from dovetail.compile import sample_inputs
 from dovetail.errors import DovetailError
 from dovetail.guests.mesh.building import manager_files
-from dovetail.guests.mesh.choice import Objective
 from dovetail.guests.mesh.compiled import CompiledPieces, share_on_engines, used_places
 from dovetail.guests.mesh.emit import emit_mesh
-from dovetail.guests.mesh.exact import run_exact
 from dovetail.guests.mesh.layers import Show
 from dovetail.guests.mesh.manifest import mesh_build, mesh_manifest
-from dovetail.guests.mesh.mapping import MeshMapping, Performance, measure
+from dovetail.guests.mesh.mapping import Performance, measure
 from dovetail.guests.mesh.mapping_file import SCHEMA as FILE_SCHEMA
-from dovetail.guests.mesh.own_routes import routes_of
+from dovetail.guests.mesh.own import routes_of
+from dovetail.guests.mesh.partition import Objective
 from dovetail.guests.mesh.picture import picture
 from dovetail.guests.mesh.pieces import execute, piece_graph
+from dovetail.guests.mesh.placement import MeshMapping
+from dovetail.guests.mesh.rack import run_exact
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Array
 from dovetail.prove import difference
@@ -44,9 +45,9 @@ def require_equal(
 
 def check_pieces(mapped: MeshMapping, show: Show) -> None:
     """Compare the pieces, computed in numpy, with the integer graph."""
-    inputs = sample_inputs(mapped.parts.graph)
-    outputs, hint = execute(mapped.parts, inputs, show), "report this: the mapping is at fault, not the model"
-    require_equal(mapped.parts.graph, [inputs], [outputs], "the pieces together give", hint)
+    inputs = sample_inputs(mapped.graph)
+    outputs, hint = execute(mapped, inputs, show), "report this: the mapping is at fault, not the model"
+    require_equal(mapped.graph, [inputs], [outputs], "the pieces together give", hint)
     say("computed piece by piece, the outputs equal the integer graph's in every byte")
 
 
@@ -64,16 +65,17 @@ def run_exactly(
     Raises:
         DovetailError: there is no firmware, it fails, or it gives something else.
     """
-    graph, project = mapped.parts.graph, emit_mesh(mapped, target)
+    graph, project = mapped.graph, emit_mesh(mapped, target)
     arrays = [sample_inputs(graph, seed) for seed in range(min(inputs, _MOST_EXACT))]
     what = "the elements' firmware gives"
     hint = "report this, or look at the target's element driver if it is yours"
     run = run_exact(mapped, project, target, arrays, jobs, scheduler, show)
     require_equal(graph, arrays, run.outputs, what, hint)
     sections = f"{len(mapped.placed)} sections one after the other"
-    ran = f"{len(project.programs)} programs" if mapped.parts.resident else sections
-    total = f"{len(run.cycles)} elements ran {ran} over {len(arrays)} inputs, {run.instructions} instructions in all"
-    used = f"Most memory of an element {max(run.memory)} of {mapped.parts.mesh.usable} bytes, most stack {run.stack}"
+    ran = f"{len(project.programs)} programs" if mapped.resident else sections
+    instructions, stack = sum(one.instructions for one in run.runs), max(one.stack for one in run.runs)
+    total = f"{len(run.runs)} elements ran {ran} over {len(arrays)} inputs, {instructions} instructions in all"
+    used = f"Most memory of an element {max(run.memory)} of {mapped.mesh.usable} bytes, most stack {stack}"
     say(f"{total}; every output equals the integer graph's. {used}")
     say(f"cycles for each input of the slowest element: {max(run.paces)}")
     executed = measure(mapped, inputs, clocks=run.clocks)
@@ -85,11 +87,11 @@ def run_exactly(
 
 def print_stages(mapped: MeshMapping, asked: Objective) -> None:
     """Print a table of the layers and their cuts, and a note where it is not what was asked for."""
-    pieces = mapped.parts.mesh.pieces
+    pieces = mapped.mesh.pieces
     shares: list[tuple[int, int]] = []
     headings = ("layer", "on", "rows", "columns", "channels", "sums", "pieces", "clocks", "bytes")
     rows = []
-    for section in mapped.parts.sections:
+    for section in mapped.sections:
         for stage in section.stages:
             where = "MAC array" if stage.layer.on_array else "core"
             if isinstance(pieces, CompiledPieces):
@@ -99,7 +101,7 @@ def print_stages(mapped: MeshMapping, asked: Objective) -> None:
             numbers = (*astuple(stage.cut), stage.pieces, int(stage.costs.clocks.max()), int(stage.memory.max()))
             rows.append([stage.layer.name, where, *map(str, numbers)])
     show_table(headings, rows, left=("layer", "on"))
-    if asked is Objective.THROUGHPUT and not mapped.parts.resident:
+    if asked is Objective.THROUGHPUT and not mapped.resident:
         say("not all of it is on the mesh at once: it runs in sections, an input after the other")
     if total := sum(macs for _, macs in shares):
         own = 100 * sum(macs for macs, _ in shares) / total
@@ -108,7 +110,7 @@ def print_stages(mapped: MeshMapping, asked: Objective) -> None:
 
 def sentence(mapped: MeshMapping, performance: Performance) -> str:
     """Elements and times of a mapping, in words."""
-    clock = mapped.parts.mesh.clock
+    clock = mapped.mesh.clock
     used = max(len(placed.tenants) for placed in mapped.placed)
     ratio = performance.interval / performance.bound
     return (
@@ -124,33 +126,32 @@ def files_of(mapped: MeshMapping, performance: Performance, target: Target) -> d
     page = picture(mapped, performance, sentence(mapped, performance))
     project = emit_mesh(mapped, target)
     files = {"mapping.json": mapping_json(mapped), "mesh.html": page, **project.files}
-    if mapped.parts.resident:
+    if mapped.resident:
         files["mapping.yaml"] = mapping_yaml(mapped)
     build = mesh_build(mapped, project, target)
-    return {**files, **mesh_manifest(build, mapped.parts.graph), **manager_files()}
+    return {**files, **mesh_manifest(build, mapped.graph), **manager_files()}
 
 
 def mapping_json(mapped: MeshMapping) -> bytes:
     """The mapping as JSON text: per stage its cut, and per piece its element (column and row of the chip, number on
     it), box, bytes and key; per chip its routing entries."""
-    parts = mapped.parts
     content = {
         "schema": 2,
-        "network": parts.graph.name,
-        "objective": parts.objective.value,
-        "boards": parts.mesh.boards,
-        "chips": parts.mesh.chips,
-        "elements_per_chip": parts.mesh.per_chip,
-        "usable_bytes": parts.mesh.usable,
-        "sections": [_section(mapped, index) for index in range(len(parts.sections))],
+        "network": mapped.graph.name,
+        "objective": mapped.objective.value,
+        "boards": mapped.mesh.boards,
+        "chips": mapped.mesh.chips,
+        "elements_per_chip": mapped.mesh.per_chip,
+        "usable_bytes": mapped.mesh.usable,
+        "sections": [_section(mapped, index) for index in range(len(mapped.placed))],
     }
     return json.dumps(content, separators=(",", ":")).encode() + b"\n"
 
 
 def _section(mapped: MeshMapping, index: int) -> dict[str, Any]:
-    section, placed, tables = mapped.parts.sections[index], mapped.placed[index], mapped.tables[index]
+    placed, tables = mapped.placed[index], mapped.tables[index]
     stages = []
-    for stage in section.stages:
+    for stage in placed.section.stages:
         one: dict[str, Any] = {"layer": stage.layer.name, "cut": list(astuple(stage.cut)), "slots": list(stage.slots)}
         numbers = slice(stage.first, stage.first + stage.pieces)
         places = map(mapped.topology.position, placed.element[numbers].tolist())
@@ -169,9 +170,9 @@ def _section(mapped: MeshMapping, index: int) -> dict[str, Any]:
 def mapping_yaml(mapped: MeshMapping) -> bytes:
     """The mapping of a resident network in the form `own.read_mapping` reads: with nothing left to choose."""
     placed, _ = mapped.whole
-    parts, topology = mapped.parts, mapped.topology
-    lines = [f"schema: {FILE_SCHEMA}", f"network: {json.dumps(parts.graph.name)}"]
-    lines += [f"objective: {parts.objective.value}", "layers:"]
+    topology = mapped.topology
+    lines = [f"schema: {FILE_SCHEMA}", f"network: {json.dumps(mapped.graph.name)}"]
+    lines += [f"objective: {mapped.objective.value}", "layers:"]
     for stage in placed.section.stages:
         lines += [f"  {json.dumps(stage.layer.name)}:", f"    slots: {list(stage.slots)}", "    pieces:"]
         elements = placed.element[stage.first : stage.first + stage.pieces].tolist()

@@ -118,14 +118,9 @@ def padded(stage: MeshStage) -> tuple[Ints, Ints]:
 
 
 def _loaded_bytes(placed: SectionPlacement) -> int:
-    """Bytes of weights that the chip with most reads from its DRAM when a section begins: what several of its pieces
-    hold is read once."""
-    total = np.zeros(len(placed.topology.places), np.int64)
-    for stage in placed.section.stages:
-        chip = placed.chip[stage.first : stage.first + stage.pieces]
-        rows = np.unique(np.column_stack((chip, stage.boxes[:, 4:], stage.costs.constants)), axis=0)
-        np.add.at(total, rows[:, 0], rows[:, -1])
-    return int(total.max())
+    """Bytes of weights that the DRAM gives when a section begins: what several of its pieces hold is read once."""
+    held = (np.column_stack((stage.boxes[:, 4:], stage.costs.constants)) for stage in placed.section.stages)
+    return sum(int(np.unique(rows, axis=0)[:, -1].sum()) for rows in held)
 
 
 def one_chip(topology: Topology) -> Topology:
@@ -140,18 +135,6 @@ def fewer(topology: Topology, count: int) -> Topology:
     chip = topology.elements // topology.mesh.per_chip
     rank = np.array([np.count_nonzero(chip[:place] == own) for place, own in enumerate(chip)])
     return replace(topology, elements=topology.elements[rank < count])
-
-
-def placements(layers: Sequence[MeshLayer], topology: Topology, outputs: frozenset[int]) -> list[SectionPlacement]:
-    """All layers at once on all elements and on fewer, in two orders of elements each.
-
-    Args:
-        layers: the network.
-        topology: the mesh.
-        outputs: layers whose results the network gives.
-    """
-    sections = residents(layers, frontiers_of(layers, topology), topology)
-    return [place(one, where, outputs, 1) for one in sections for where in _orders(topology)]
 
 
 def _orders(topology: Topology) -> tuple[Topology, Topology]:

@@ -52,8 +52,6 @@ class StreamTiming:
     """[links] clocks each link, then each DRAM, was held for one input."""
     ready: Floats
     """[inputs, pieces] when all messages of each piece were there."""
-    held: Floats
-    """[times, 3] link, first and last clock it was held by a message; empty where that was not asked for."""
 
 
 @dataclass(frozen=True)
@@ -68,23 +66,14 @@ class _Senders:
     held: list[Ints]
 
 
-def simulate(
-    placed: SectionPlacement, inputs: int = 12, links: bool = False, turns: Floats | None = None
-) -> StreamTiming:
-    """Run a stream of inputs.
+def simulate(placed: SectionPlacement, inputs: int = 12, turns: Floats | None = None) -> StreamTiming:
+    """Run a stream of inputs; the interval is that of the second half.
 
-    Args:
-        placed: a section on elements.
-        inputs: how many; the interval is that of the second half.
-        links: whether to note down when each link is held.
-        turns: [executed inputs, pieces, 3] clocks from when a piece begins to when its slots are given back, its
-            message can go, and its element is free (`ExactRun.turns`), the inputs used one after the other, again
-            and again; else those that pieces are charged with.
-
-    Raises:
-        SimulationError: something waits for ever (a bug, or a mapping of one's own that is wrong).
-    """
-    return _Model(placed, inputs, links, charged(placed) if turns is None else turns).run()
+    `turns` [executed inputs, pieces, 3] are clocks from when a piece begins to when its slots are given back, its
+    message can go, and its element is free (`ExactRun.turns`), the inputs used one after the other, again and again;
+    else those that pieces are charged with. Raises SimulationError where something waits for ever: a bug, or a wrong
+    mapping."""
+    return _Model(placed, inputs, charged(placed) if turns is None else turns).run()
 
 
 def charged(placed: SectionPlacement) -> Floats:
@@ -97,9 +86,8 @@ def charged(placed: SectionPlacement) -> Floats:
 class _Model:
     """The state of everything while time goes on."""
 
-    def __init__(self, placed: SectionPlacement, inputs: int, noted: bool, turns: Floats) -> None:
+    def __init__(self, placed: SectionPlacement, inputs: int, turns: Floats) -> None:
         self.placed, self.inputs = placed, inputs
-        self.held: list[tuple[int, float, float]] | None = [] if noted else None
         self.router = Router(placed)
         self.senders = _senders(placed, self.router)
         self.sizes: list[float] = self.senders.size.tolist()
@@ -229,11 +217,6 @@ class _Model:
             busy[link] += time
             heads.append(head)
             tails.append(end if end > last else last)
-        if self.held is not None:
-            times = (size / rates[link] for link in segment.link)
-            self.held += [
-                (link, head, head + time) for link, head, time in zip(segment.link, heads, times, strict=True)
-            ]
         for onward, place in segment.onward:
             leaves = (heads[place], tails[place]) if place >= 0 else (now, tail)
             heapq.heappush(self.events, (leaves[0], _HOP, sender, which, onward, leaves[1]))
@@ -273,9 +256,8 @@ class _Model:
             (float(busy.max()), self.router.links.name(int(busy.argmax()))),
         ]
         bound, name = max(limits)
-        held = np.array(self.held or (), float).reshape(-1, 3)
-        times = (tuple(self.done), self.start, self.finish, busy)
-        return StreamTiming(self.done[0], max(interval, bound), bound, name, *times, np.array(self.arrived), held)
+        times = (tuple(self.done), self.start, self.finish, busy, np.array(self.arrived))
+        return StreamTiming(self.done[0], max(interval, bound), bound, name, *times)
 
     def _stages_of(self, element: int) -> str:
         stages = self.placed.section.stages

@@ -88,24 +88,14 @@ def ranked_trees(neighbours: Ints, rank: Ints) -> Trees:
 
 
 def safe_trees(neighbours: Ints, rank: Ints) -> Trees:
-    """`ranked_trees` by the given ranks where they connect everything, else by hops from a router in the middle."""
+    """`ranked_trees` by the given ranks where they connect everything, else by hops from one of them."""
     trees = ranked_trees(neighbours, rank)
     if trees.connected:
         return trees
-    hops = _plain_hops(neighbours)
-    middle = int(np.argmin(hops.max(axis=1)))
-    return ranked_trees(neighbours, np.lexsort((rank, hops[middle])).argsort())
-
-
-def _plain_hops(neighbours: Ints) -> NDArray[np.int32]:
-    """[routers, routers]: hops by any route."""
-    hops = np.full((len(neighbours), len(neighbours)), FAR, np.int32)
-    np.fill_diagonal(hops, 0)
-    router, way = np.nonzero(neighbours >= 0)
-    hops[router, neighbours[router, way]] = 1
-    for between in range(len(hops)):
-        hops = np.minimum(hops, hops[:, [between]] + hops[[between]])
-    return hops
+    hops = np.where(np.arange(len(rank)) == len(rank) // 2, 0, FAR)
+    for _ in rank:
+        hops = np.minimum(hops, np.where(neighbours >= 0, hops[neighbours], FAR).min(axis=1) + 1)
+    return ranked_trees(neighbours, np.lexsort((rank, hops)).argsort())
 
 
 def grid_trees(width: int, height: int) -> Trees:

@@ -63,12 +63,7 @@ class Fetch:
 
 
 def traffic_of(section: Section, outputs: frozenset[int]) -> Traffic:
-    """The messages of a section.
-
-    Args:
-        section: its stages, everything resident.
-        outputs: layers whose results are wanted in DRAM.
-    """
+    """The messages of a section, all of whose stages are resident; results of the layers in `outputs` go to DRAM."""
     users: dict[int, list[_User]] = {stage.layer.index: [] for stage in section.stages}
     fetches = []
     for stage in section.stages:
@@ -161,12 +156,8 @@ class Flows:
 
 
 def spread(start: Ints, which: Ints) -> tuple[Ints, Ints]:
-    """Every entry of some of the rows of a table: (place in `which`, place in the table).
-
-    Args:
-        start: [rows + 1] where each row begins.
-        which: the rows.
-    """
+    """Every entry of some rows of a table, which begin at `start` [rows + 1]: (place in `which`, place in the
+    table)."""
     counts = start[which + 1] - start[which]
     owner = np.repeat(np.arange(len(which)), counts)
     within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
