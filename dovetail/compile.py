@@ -16,7 +16,8 @@ from dovetail.codegen.emit import Project, Unit, emit_project, make_unit
 from dovetail.codegen.emit.firmware import STACK_ALIGNMENT
 from dovetail.codegen.emit.manifest import manifest
 from dovetail.codegen.emit.plan_file import model_work, plan_text
-from dovetail.codegen.emit.project import INCLUDED, OPTIMISATION, defines, with_said, write_project
+from dovetail.codegen.emit.prefill import check_prefill, joined_units, larger
+from dovetail.codegen.emit.project import INCLUDED, OPTIMISATION, defines, joined, with_need, with_said, write_project
 from dovetail.codegen.emit.unit import CODE_RESERVE, StackNeed, state_bytes
 from dovetail.codegen.emit.weights import Weights
 from dovetail.codegen.manifest import OperatorWork
@@ -30,6 +31,7 @@ from dovetail.ir.crop import total_macs, trim
 from dovetail.ir.dead import without_dead
 from dovetail.ir.graph import Graph
 from dovetail.ir.operators.arithmetic import Rounding
+from dovetail.ir.prefill import check_steps, place_of, prefilled
 from dovetail.ir.redundant import DeduplicatedGraph, without_redundant
 from dovetail.ir.rewrite import simplify
 from dovetail.kernels import Optimize
@@ -41,6 +43,7 @@ from dovetail.options import Options as Options
 from dovetail.program.interpret import check_program
 from dovetail.program.interpret import sample_inputs as sample_inputs
 from dovetail.program.loops import rolled
+from dovetail.program.stages import Stages
 from dovetail.program.verify import verify
 from dovetail.quantize import quantize
 from dovetail.quantize.ends import integer_inputs, integer_outputs
@@ -87,6 +90,8 @@ class Compiled:
     """The engine or core that computes each layer, and a bound on the cycles."""
     notes: tuple[Note, ...] = ()
     """Told to the user, in order."""
+    prefill: Compiled | None = None
+    """Several steps in one call, with the states and constants of this network; None without."""
 
 
 def machine(target: Target, options: Options) -> tuple[Target, Options]:
@@ -128,11 +133,13 @@ class _IntegerModel:
     """Scale and zero point of the integers of inputs and outputs."""
     work: tuple[OperatorWork, ...]
     """As `model_work` has it, dead parts left out in any case."""
+    integers: Graph
+    """The graph before it was adapted to the target."""
 
 
 def _prepared(model: Path, target: Target, options: Options, progress: Progress) -> _IntegerModel:
     """The integer graph, and what is known of the model besides."""
-    stages = _Stages(options)
+    stages = Stages(options.save_stages, options.check)
     progress("reading the model")
     operators = combined(target.operators, options.operators)
     graph = simplify(load_model(model, options.shapes, options.tell, operators, options.states))
@@ -168,7 +175,7 @@ def _prepared(model: Path, target: Target, options: Options, progress: Progress)
         _tell_of_policies(integers, graph, target, options)
     _say_other_bits(model, target, policy, off, options)
     _say_slimmer(dead, slimmer, options)
-    return _IntegerModel(graph, {**steps, **scales, **others}, work)
+    return _IntegerModel(graph, {**steps, **scales, **others}, work, integers)
 
 
 def _say_other_bits(model: Path, target: Target, policy: Policy, off: Mapping[str, int], options: Options) -> None:
@@ -260,12 +267,32 @@ def compile_model(model: Path, target: Target, options: Options, progress: Progr
         choices = choices_for(options.tuning, of, initial_partition(graph, target), target)
     least, steps = prepared.work, prepared.steps
     made = compile_graph(graph, target, options, progress, model=model, choices=choices, steps=steps, work=least)
+    made = _with_prefill(made, prepared, target, options, progress) if options.prefill else made
     for note in _notes_of(made, graph.name):
         tell(note)
     if options.strict:
         check_strict(notes, model.name)
     progress("looking at the stack it needs")
     return _described(replace(made, notes=tuple(notes)))
+
+
+def _with_prefill(
+    made: Compiled, prepared: _IntegerModel, target: Target, options: Options, progress: Progress
+) -> Compiled:
+    """The compiled network of a step with that of several.
+
+    Raises:
+        DovetailError: the model or the target does not allow it.
+    """
+    check_prefill(made.unit, bool(made.striped or made.pipeline))
+    progress(f"making one network of {options.prefill} steps")
+    graph = adapt(prefilled(prepared.integers, options.prefill), policy_of(target, options))
+    check_steps(prepared.graph, graph, place_of(prepared.integers)[0], sample_inputs(graph))
+    own = replace(options, pins={}, tuning=None)
+    more = compile_graph(graph, target, own, progress, steps=prepared.steps, base=made.unit)
+    unit, several = joined_units(made.unit, more.unit)
+    project = joined(made.project, more.project, unit, several)
+    return replace(made, unit=unit, project=project, prefill=replace(more, unit=several))
 
 
 def _notes_of(made: Compiled, name: str) -> Iterator[Note]:
@@ -293,6 +320,7 @@ def compile_graph(
     interpret: bool = True,
     steps: Mapping[str, Steps] | None = None,
     work: Sequence[OperatorWork] = (),
+    base: Unit | None = None,
 ) -> Compiled:
     """Compile the integer graph that a target computes to a C project.
 
@@ -306,6 +334,7 @@ def compile_graph(
         interpret: whether the program is compared with the graph in numpy; without, only its rules are verified.
         steps: what the integers of inputs and outputs stand for, where that is known.
         work: the least work of the model, where that is known.
+        base: the network of one step, for the graph of several steps.
 
     Raises:
         DovetailError: as `compile_model`.
@@ -324,7 +353,7 @@ def compile_graph(
         check_program(planned.program, target, graph if striped else laid.graph, sample_inputs(graph))
     progress("writing C")
     delay = pipeline.delay if pipeline else 0
-    unit = make_unit(planned.program, laid.regions, target, Optimize(options.optimize), delay)
+    unit = make_unit(planned.program, laid.regions, target, Optimize(options.optimize), delay, base)
     rounding = rounding_of(model, target, options)
     unit = replace(
         unit,
@@ -359,6 +388,11 @@ def _described(compiled: Compiled) -> Compiled:
         need = StackNeed(None, why=f"no compiler of the firmware was found, {error.what}")
     else:
         need = _stack_need(unit, project)
+        if compiled.prefill is not None:
+            several = replace(compiled.prefill.unit, stack=_stack_need(compiled.prefill.unit, project))
+            project = with_need(project, several)
+            compiled = replace(compiled, prefill=replace(compiled.prefill, unit=several))
+            need = larger(need, several.stack)
     if need.nbytes is not None and need.nbytes > (reserved := target.core.stack):
         what = f"it needs {need.nbytes:,} bytes of stack as {need.compiler} compiles it, {reserved:,} are reserved"
         hint = "--set core.stack={0}, or Core(stack={0}) in the target's file".format(-(-need.nbytes // 64) * 64)
@@ -481,6 +515,7 @@ def _plan_layouts(graph: Graph, assignment: Assignment, request: _CompileRequest
     laid = choose_layouts(graph, assignment.regions, target, near)
     progress("planning tiles, order and addresses")
     others = (target, reserved(graph, target), near, request.cores, progress, assignment.tiles)
+    others = (*others, request.options.prefill > 0)
     joint = side_by_side(laid, target)
     try:
         program = plan(joint, *others)
@@ -537,32 +572,6 @@ def _step(graph: Graph, target: Target, options: Options, check: bool) -> tuple[
     if check:
         check_pipeline(graph, pipeline, [sample_inputs(graph, seed) for seed in range(pipeline.delay + 2)])
     return pipeline.graph, pipeline
-
-
-@dataclass
-class _Stages:
-    """Saves and checks each stage as it is made."""
-
-    options: Options
-    count: int = 0
-    before: Graph | None = None
-
-    def add(self, name: str, graph: Graph, lsb: int) -> None:
-        """Take note of a stage."""
-        if self.options.save_stages is not None:
-            from dovetail.ir.onnx_file import save_graph
-
-            self.options.save_stages.mkdir(parents=True, exist_ok=True)
-            save_graph(graph, self.options.save_stages / f"{self.count}_{name.replace(' ', '_')}.onnx")
-        if self.options.check:
-            from dovetail.ir.onnx_file import check_graph, check_stages
-
-            inputs = sample_inputs(graph)
-            if self.before is not None:  # the first stage computes in float, where no two runtimes round alike
-                check_graph(graph, inputs)
-                check_stages(self.before, graph, inputs, lsb=lsb)
-        self.before = graph
-        self.count += 1
 
 
 def policy_of(target: Target, options: Options) -> Policy:

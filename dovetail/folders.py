@@ -12,6 +12,8 @@ from dovetail.files import TemporaryFolder
 
 MANIFEST = "dovetail.json"
 """The file of a build that describes it."""
+PREFILL = "prefill"
+"""The folder of a build that describes its network of several steps."""
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 

@@ -271,6 +271,13 @@ class Options:
         False, "Let each core, or group of cores, work on an input of its own, in stages of equal length.", "--pipeline"
     )
     keep_dead: bool = flag(False, "Keep dead and duplicate operators.", "--keep-dead")
+    prefill: int = flag(
+        0,
+        "Emit a second network that computes so many steps in one call, with the states and weights of the one that "
+        "computes one step.",
+        min=0,
+        metavar="STEPS",
+    )
     name: str | None = flag(None, "Prefix of the network's C names; the model's own name if not given.")
     arena: str | None = flag(
         None, "C name of an array of your own for the values, which several networks may share.", metavar="SYMBOL"

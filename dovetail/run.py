@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import structs
 
 from dovetail.codegen.build.instruction_sets import EMITTED_C, instruction_set
 from dovetail.codegen.emit.project import INCLUDED, OPTIMISATION, defines
@@ -17,6 +18,7 @@ from dovetail.codegen.plan_file import PLAN, read_plan
 from dovetail.documented import document
 from dovetail.errors import BoardError, BuildError, DovetailError
 from dovetail.fields import changed, fields_of
+from dovetail.folders import PREFILL
 from dovetail.ir.layout import from_bytes, from_notation, to_bytes
 from dovetail.ir.types import Array, TensorType
 from dovetail.names import names
@@ -132,7 +134,7 @@ def run_build(
     core: str = "",
 ) -> RunResult:
     """Compile the project (cached by content) and run one inference per set of inputs, in succession. States keep
-    their contents from one inference to the next.
+    their contents from one inference to the next. Inputs of the shapes of `several_steps` are computed by that network.
 
     Args:
         build: the project.
@@ -153,9 +155,16 @@ def run_build(
         what = f"a build runs on a board or on the simulator '{simulator}', not on both"
         raise DovetailError(what, where="--sim, --on", hint="leave out one of them")
     simulator = BOARD if board is not None else simulator or default_simulator(build.target)
-    ports = build.manifest.inputs
-    sets = [{port.place: _contents(port, arrays[port.name]) for port in ports} for arrays in inputs]
-    wanted = {port.place: port.bytes for port in build.manifest.outputs}
+    run, owners = _owners(build, inputs, simulator)
+    sets = [
+        {port.place: _contents(port, arrays[port.name]) for port in own.manifest.inputs}
+        for own, arrays in zip(owners, inputs, strict=True)
+    ]
+    if run is not build:
+        turn = f"{run.manifest.model_prefix}_next+0"
+        for own, each in zip(owners, sets, strict=True):
+            each[turn] = int(own is not build).to_bytes(4, "little")
+    wanted = {port.place: port.bytes for own in owners for port in own.manifest.outputs}
     sizes, delay = dict[str, int](), build.manifest.delay
     sets += sets[-1:] * delay
     if waves is not None and simulator != "rtl":
@@ -167,20 +176,45 @@ def run_build(
         raise DovetailError(f"there is no simulator '{simulator}'", where="--sim", hint=hint)
     with one_version(build):
         if board is not None:
-            simulation = _run_board(build, board, sets, wanted, cache)
+            simulation = _run_board(run, board, sets, wanted, cache)
         elif simulator in ("iss", "rtl"):
             core = core or _core_of_unit(build.target, simulator)
             devices = _devices_on(build, simulator, core, waves, cache)
-            simulation, sizes = _run_iss(build, devices, sets, wanted, cache, watchdog, core)
+            simulation, sizes = _run_iss(run, devices, sets, wanted, cache, watchdog, core)
         elif simulator == "qemu":
-            simulation, sizes = _run_qemu(build, sets, wanted, cache, watchdog)
+            simulation, sizes = _run_qemu(run, sets, wanted, cache, watchdog)
         else:
-            simulation = _run_host(build, sets, wanted, cache, watchdog)
+            simulation = _run_host(run, sets, wanted, cache, watchdog)
     stretches = build.manifest.stretches if any(engine.stream for engine in build.target.engines) else ()
     inferences = tuple(with_lists(stretches, one) for one in simulation.inferences[delay:])
     simulation = replace(simulation, inferences=inferences)
-    outputs = tuple(_outputs(build, result) for result in simulation.inferences)
+    outputs = tuple(map(_outputs, owners, simulation.inferences))
     return RunResult(build, f"{simulator}{_apart(build.target, core)}", outputs, simulation, sizes)
+
+
+def several_steps(build: ProjectBuild) -> ProjectBuild | None:
+    """The network of a build that computes several steps in one call, as a build; None where it has none."""
+    return replace(build, manifest=read_manifest(build.folder / PREFILL)) if build.manifest.prefill else None
+
+
+def _owners(
+    build: ProjectBuild, inputs: Sequence[Mapping[str, Array]], simulator: str
+) -> tuple[ProjectBuild, list[ProjectBuild]]:
+    """What is run, and the network that computes each inference; raises DovetailError where a simulator cannot."""
+    several = several_steps(build)
+    owners = [several if several and _is_of(several, arrays) else build for arrays in inputs]
+    if several is None or several not in owners:
+        return build, owners
+    source = f"src/{several.manifest.model_prefix}.c"
+    if simulator == BOARD or (simulator == "host" and source not in build.manifest.sources.host):
+        what = "several steps in one call run on the simulated chip alone, and without engines on this computer"
+        raise DovetailError(what, where=f"simulator '{simulator}'", hint="run single steps there")
+    entry = f"{several.manifest.model_prefix}_or_step"
+    return replace(several, manifest=structs.replace(several.manifest, entry=entry)), owners
+
+
+def _is_of(build: ProjectBuild, arrays: Mapping[str, Array]) -> bool:
+    return all(arrays[port.name].shape == port.shape for port in build.manifest.inputs)
 
 
 @contextmanager
@@ -216,20 +250,25 @@ def _guarded(build: ProjectBuild, devices: _Devices) -> _Devices:
     """The devices of a target, each of which may write what its engine's launches give, and no other byte."""
     if not (build.folder / PLAN).is_file():
         return devices
-    layers, target = build.manifest.layers, build.target
-    plan = read_plan(build.folder, len(layers))
-    placed = [(memory, buffer) for memory in plan["memories"].values() for buffer in memory["buffers"]]
+    target, several = build.target, several_steps(build)
+    parts = [(build.folder, build), *([(build.folder / PREFILL, several)] if several else [])]
+    plans = [(read_plan(folder, len(one.manifest.layers)), one.manifest.layers) for folder, one in parts]
+    placed = [(memory, buffer) for plan, _ in plans for memory in plan["memories"].values() for buffer in memory["buffers"]]
     starts = [(memory["base"] + buffer["address"], buffer) for memory, buffer in placed]
     others = [(start, start + buffer["bytes"], buffer["name"]) for start, buffer in starts]
     others += [(one.base, one.base + one.size, f"the memory {one.name}") for one in target.memories]
-    used = {target.code, target.values, *(name for name, one in plan["memories"].items() if one["buffers"])}
+    used = {target.code, target.values, *(name for plan, _ in plans for name, one in plan["memories"].items() if one["buffers"])}
     own = [(one.base, one.base + one.size, one.name) for one in target.memories if one.name not in used]
     found = list(devices)
     for place, engine in enumerate(engine for engine in target.engines if engine.device):
         if engine.device and engine.device.factory == VERILATED:
             continue  # it views memories once, and not for each job
-        if results := plan.get("results", {}).get(engine.name):
-            named = [(first, stop, layers[layer].name) for first, stop, layer in results]
+        named = [
+            (first, stop, layers[layer].name)
+            for plan, layers in plans
+            for first, stop, layer in plan.get("results", {}).get(engine.name, ())
+        ]
+        if named:
             found[place] = guarded(found[place], engine.name, [*named, *own], others)
     return found
 
@@ -314,7 +353,8 @@ def _run_iss(
     for each in target.cores:
         core_costs(each.isa, each.costs, target.name)
     sources = [Path(name) for name in build.manifest.sources.target]
-    elf = firmware(build, sources, defines(build.manifest.model_prefix, target), cache)
+    macros = defines(build.manifest.model_prefix, target, entry=build.manifest.entry)
+    elf = firmware(build, sources, macros, cache)
     setup = SimulationSetup(
         elf,
         regions_of(target),
@@ -355,7 +395,8 @@ def _run_qemu(
         what = f"it runs one core with Helium, {target.name} has {', '.join([target.core.isa, *beside])}"
         raise DovetailError(what, where="simulator 'qemu'", hint=f"use --sim {default_simulator(target)}")
     sources = [HARNESS if Path(name).name == SIMULATION_MAIN else Path(name) for name in build.manifest.sources.target]
-    macros = {**defines(build.manifest.model_prefix, target), "DOVETAIL_MARK_HOOK": None}
+    own = defines(build.manifest.model_prefix, target, entry=build.manifest.entry)
+    macros = {**own, "DOVETAIL_MARK_HOOK": None}
     elf = firmware(build, sources, {name: value for name, value in macros.items() if name != "DOVETAIL_SIM"}, cache)
     seconds = watchdog.seconds if watchdog else DEFAULT_TIMEOUT
     with QemuSession(elf, core_costs(target.core.isa, target.core.costs, target.name), seconds) as session:

@@ -192,6 +192,8 @@ class BuildManifest(msgspec.Struct, frozen=True, kw_only=True):
     arena: str | None = None
     """C name of the memory a caller may give; None where the build has its own."""
     cores: Annotated[int, Meta(ge=1)] | None = None
+    prefill: Count = 0
+    """Steps that the network of several steps computes in one call; 0 without one."""
     delay: Count = 0
     """In a pipeline: calls between an input and its outputs."""
     conversions: tuple[Conversion, ...] = ()

@@ -552,7 +552,8 @@ def _write_bits(scope: KernelScope, operator: WriteBits) -> KernelWriter:
     if scope.tree:
         raise UnsupportedRegion(f"{scope.tree[0].operator.class_name} behind bits that are written is not fused.")
     rows, groups, _, each = scope.result.shape
-    size = scope.result.elements
+    size, count = scope.result.elements, scope.type(2).elements
+    step = variable("step", count)
 
     def body() -> Lines:
         bytes_, place = scope.operand(1, "bytes"), scope.operand(2, "place")
@@ -563,19 +564,20 @@ def _write_bits(scope: KernelScope, operator: WriteBits) -> KernelWriter:
             f"to[{bit * each}] = (uint8_t)((to[{bit * each}] & kept) | ((value >> {bit} & 1u) << lane));"
             for bit in range(8)
         ]
-        return lines + code(
+        write = code(
             f"""
-            const int32_t at = gathered({place}[0], {groups * each * 8});
+            const int32_t at = gathered({place}[{step}], {groups * each * 8});
             const uint32_t lane = (uint32_t)at & 7u;
             const uint32_t kept = ~(1u << lane);
             uint8_t *to = output + at / {each * 8} * {each * 8} + at / 8 % {each};
             for (int32_t row = 0; row < {rows}; ++row, to += {size // rows}) {{
-                const uint32_t value = {bytes_}[row];
+                const uint32_t value = {bytes_}[{total(product(step, rows), "row")}];
                 @written
             }}
             """,
             written=written,
         )
+        return [*lines, *(loop("step", count, write) if count > 1 else write)]
 
     return scope.writer(body)
 

@@ -39,6 +39,8 @@ def _write_row(scope: KernelScope, operator: WriteRow) -> KernelWriter:
         raise UnsupportedRegion(f"{scope.tree[0].operator.class_name} behind a row that is written is not fused.")
     shape, axis, nbytes = scope.result.shape, operator.axis, scope.result.dtype.numpy.itemsize
     outer, size, inner = prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])
+    count = scope.type(2).elements
+    step = variable("step", count)
 
     def body() -> Lines:
         row, place = scope.operand(1, "row"), scope.operand(2, "place")
@@ -47,9 +49,10 @@ def _write_row(scope: KernelScope, operator: WriteRow) -> KernelWriter:
             whole = prod(shape) * nbytes
             lines.append(f"__builtin_memcpy(output, {scope.operand(0, 'input')}, {whole}u);")
         to = total("output", product(variable("outer", outer), size * inner), product("at", inner))
-        source = total(row, product(variable("outer", outer), inner))
+        source = total(row, product(variable("outer", outer), count * inner), product(step, inner))
         copied = f"__builtin_memcpy({to}, {source}, {inner * nbytes}u);"
-        return [*lines, f"const int32_t at = gathered({place}[0], {size});", *loop("outer", outer, [copied])]
+        write = [f"const int32_t at = gathered({place}[{step}], {size});", *loop("outer", outer, [copied])]
+        return [*lines, *(loop("step", count, write) if count > 1 else write)]
 
     return scope.writer(body)
 
@@ -374,7 +377,8 @@ _HEADS = 8
 @kernel(AttentionWeights, once=True)
 def _attention_weights(scope: KernelScope, operator: AttentionWeights) -> KernelWriter:
     refuse(bool(scope.tree), "nothing behind weights of attention is fused.")
-    _, places, _, heads = scope.type(0).shape
+    (_, places, _, every), rows = scope.type(0).shape, scope.type(1).shape[0]
+    heads, row = every // rows, variable("row", rows)
     table = scope.constant(scope.node.output, "exponentials", operator.table(places).astype(np.uint16))
     far, step = operator.farthest(places), next(n for n in range(_HEADS, 0, -1) if heads % n == 0)
     refuse(far * operator.multiplier >= 1 << 32, "a distance times the multiplier of attention must fit 32 bits.")
@@ -389,65 +393,73 @@ def _attention_weights(scope: KernelScope, operator: AttentionWeights) -> Kernel
     def body() -> Lines:
         scores, live = scope.operand(0, "scores"), scope.operand(1, "live")
         stored = [
-            f"lower[{{n}} * {places}] = (uint8_t)weight_{{n}};",
-            f"upper[{{n}} * {places}] = (uint8_t)(weight_{{n}} >> 8);",
+            f"lower[{{n}} * {rows * places}] = (uint8_t)weight_{{n}};",
+            f"upper[{{n}} * {rows * places}] = (uint8_t)(weight_{{n}} >> 8);",
         ]
-        read = "const int32_t score_{n} = score[{n}];"
+        read = f"const int32_t score_{{n}} = score[{'{n}' if rows == 1 else f'{{n}} * {rows}'}];"
         weigh = ["const int32_t distance_{n} = largest_{n} - score_{n};", *_weight(operator, table, far, stored)]
-        return code(
+        own = total(product("first", every), product("head", rows), row)
+        cleared = code(
             f"""
-            @limits
-            for (int32_t at = 0; at < {2 * heads * places}; at += 16) {{
+            for (int32_t at = 0; at < {2 * every * places}; at += 16) {{
                 __builtin_memset(__builtin_assume_aligned(output + at, 4), 0, 16);
             }}
+            """
+        )
+        weighed = code(
+            f"""
+            @limits
             for (int32_t head = 0; head < {heads}; head += {step}) {{
-                const int32_t *score = {scores} + first * {heads} + head;
+                const int32_t *score = {scores} + {own};
                 @largest
-                for (int32_t place = first; place < last; ++place, score += {heads}) {{
+                for (int32_t place = first; place < last; ++place, score += {every}) {{
                     if (lives[place] != 0u) {{
                         @greater
                     }}
                 }}
-                score = {scores} + first * {heads} + head;
-                uint8_t *lower = output + head * {places} + first;
-                uint8_t *upper = lower + {heads * places};
-                for (int32_t place = first; place < last; ++place, score += {heads}, ++lower, ++upper) {{
+                score = {scores} + {own};
+                uint8_t *lower = output + {total(product("head", rows * places), product(row, places))} + first;
+                uint8_t *upper = lower + {every * places};
+                for (int32_t place = first; place < last; ++place, score += {every}, ++lower, ++upper) {{
                     if (lives[place] != 0u) {{
                         @weights
                     }}
                 }}
             }}
             """,
-            limits=_limits(live, places, holes=False),
+            limits=_limits(total(live, product(row, places)), places, holes=False),
             largest=[f"int32_t largest_{n} = INT32_MIN;" for n in range(step)],
             greater=each(
                 read, "if (__builtin_expect(score_{n} > largest_{n}, 0)) {", "    largest_{n} = score_{n};", "}"
             ),
             weights=each(read, *weigh),
         )
+        return [*cleared, *loop("row", rows, weighed)]
 
     return scope.writer(body)
 
 
 @kernel(AttentionEnd)
 def _attention_end(scope: KernelScope, operator: AttentionEnd) -> KernelWriter:
-    heads, _, width = scope.result.shape
-    whole = scope.type(0).shape[3]
+    heads, rows, width = scope.result.shape
+    whole, every, row = scope.type(0).shape[3], heads * rows, variable("row", rows)
     reach = 255 << FRACTION
 
     def body() -> Lines:
         sums, totals = scope.operand(0, "sums"), scope.operand(1, "totals")
-        raised = f"(from[channel] + from[{heads * whole} + channel] * 256)"
+        raised = f"(from[channel] + from[{every * whole} + channel] * 256)"
         value = Expression("attended", "int32_t", -reach, reach)
-        stored = finish(scope, lambda shape: place_in(shape, ("head", "0", "channel")), value)
+        stored = finish(scope, lambda shape: place_in(shape, ("head", row, "channel")), value)
         element = f"const int32_t attended = {_ELEMENT.replace('{sum}', raised)};"
+        at, group = total(product("head", rows), row), f"head / {heads // operator.groups} * {width}"
+        from_ = total(sums, product("head", rows * whole), product(row, whole), group)
         inner = [
-            f"const int32_t all = {totals}[head] + {totals}[head + {heads}] * 256;",
-            f"const int32_t *const from = {sums} + head * {whole} + head / {heads // operator.groups} * {width};",
+            f"const int32_t all = {totals}[{at}] + {totals}[{at} + {every}] * 256;",
+            f"const int32_t *const from = {from_};",
             *_ending("all"),
             *loop("channel", width, [element, *stored]),
         ]
-        return block(f"for (int32_t head = 0; head < {heads}; ++head)", inner)
+        return block(f"for (int32_t head = 0; head < {heads}; ++head)", loop("row", rows, inner))
 
     return scope.writer(body)
 

@@ -19,10 +19,10 @@ from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.bits import BitProduct, ToBitPlanes, WriteBits
 from dovetail.ir.operators.elementwise import Binary, BinaryKind
 from dovetail.ir.operators.linear import Conv2d
-from dovetail.ir.operators.movement import Reshape
+from dovetail.ir.operators.movement import Concat, Reshape, Slice, Transpose
 from dovetail.ir.operators.sequence import AttentionEnd, AttentionWeights, FixedAttention, WriteRow
 from dovetail.ir.pattern import apply, occurrence, operand
-from dovetail.ir.types import DType, Shape
+from dovetail.ir.types import Array, DType, Shape, TensorType
 
 _SHIFT = 128
 _OLD, _ROW, _PLACE = operand("old"), operand("row"), operand("place")
@@ -48,8 +48,8 @@ class _CachedAttention:
 
 
 def attention_of_bits(packs: int, pays: Callable[[int], bool]) -> Callable[[Graph], Graph]:
-    """A rewrite: attention of one row to states becomes products of uint8 with bits (`ToBitPlanes`, `BitProduct`), and
-    the states lie as these are read. Exact.
+    """A rewrite: attention to states becomes products of uint8 with bits (`ToBitPlanes`, `BitProduct`), of some rows at
+    a time, and the states lie as these are read. Exact.
 
     Args:
         packs: inputs whose bits lie together.
@@ -61,7 +61,7 @@ def attention_of_bits(packs: int, pays: Callable[[int], bool]) -> Callable[[Grap
         for node in graph.nodes:
             types = [graph.types[name] for name in node.inputs]
             match = occurrence(_ATTENTION, graph, node)
-            if match is None or types[0].shape[1] > 1 or types[1].shape[1] % packs:
+            if match is None or types[1].shape[1] % packs:
                 continue
             both = tuple(one for value in node.inputs[1:3] if (one := _written(graph, value)))
             if len(both) == 2 and pays(node.operator.macs(types)):
@@ -112,35 +112,86 @@ def _rebuilt(graph: Graph, found: Mapping[str, _CachedAttention], packs: int) ->
     return prune(replace(builder.finish([names[name] for name in graph.results]), left=graph.left))
 
 
+_MOST_SCORES = 1 << 13
+"""Scores that are computed at a time: they and their weights lie beside the caches."""
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """Where the nodes of an attention are added."""
+
+    builder: GraphBuilder
+    node: Node
+    names: Mapping[str, str]
+    """Values of the graph before, by name."""
+
+    def add(self, operator: Operator, *inputs: str) -> str:
+        """Add a node."""
+        names = [self.names.get(name, name) for name in inputs]
+        return self.builder.add(operator, names, f"{self.node.output}_part", self.node.origin)
+
+    def kind(self, value: str) -> TensorType:
+        """The type of a value."""
+        return self.builder.type_of(self.names.get(value, value))
+
+    def constant(self, stem: str, array: Array) -> str:
+        """Add a constant."""
+        return self.builder.constant(self.builder.fresh(f"{self.node.output}_{stem}"), array)
+
+    def raised(self, value: str, shape: Shape, groups: int, count: int) -> str:
+        """`count` rows of int8 for each of the heads as rows of uint8 for all heads, of a shape."""
+        raised = self.add(Offset(_SHIFT, DType.UINT8), value)
+        if count > 1:
+            apart = (groups, count, self.kind(value).elements // (groups * count))
+            raised = self.add(Transpose((1, 0, 2)), self.add(Reshape(apart), raised))
+        return self.add(Reshape(shape), raised)
+
+    def rows(self, value: str, axis: int, first: int, stop: int) -> str:
+        """Some of the rows of a value."""
+        shape = self.kind(value).shape
+        if stop - first == shape[axis]:
+            return value
+        start, end = (tuple(at if place == axis else other for place, other in enumerate(whole)) for at, whole in ((first, (0,) * len(shape)), (stop, shape)))
+        return self.add(Slice(start, end, (1,) * len(shape)), value)
+
+
 def _attend(builder: GraphBuilder, node: Node, one: _CachedAttention, packs: int, names: dict[str, str]) -> None:
     """Add the nodes of an attention; `names` learns what they give."""
-    match, both = one.operator, one.caches
+    draft, both = _Draft(builder, node, names), one.caches
     (groups, places, depth), (_, _, width) = (one.shape for one in both)
-
-    def add(operator: Operator, *inputs: str) -> str:
-        return builder.add(operator, [names.get(name, name) for name in inputs], f"{node.output}_part", node.origin)
-
-    def raised(value: str, shape: Shape) -> str:
-        """int8 as uint8 of another shape."""
-        return add(Reshape(shape), add(Offset(_SHIFT, DType.UINT8), value))
-
     (past, key, place), (before, value, at) = (one.node.inputs for one in both)
-    keys = add(WriteRow(1), past, raised(key, (1, 1, 1, groups * depth)), place)
-    values = add(WriteBits(), before, raised(value, (1, groups * width)), at)
-    zero = match.query_zero_point + _SHIFT
-    heads = builder.type_of(names.get(node.inputs[0], node.inputs[0])).shape[0]
+    count = draft.kind(place).elements
+    row_of_keys = draft.raised(key, (1, count, 1, groups * depth), groups, count)
+    keys = draft.add(WriteRow(1), past, row_of_keys, place)
+    row_of_values = draft.raised(value, (count, groups * width), groups, count)
+    values = draft.add(WriteBits(), before, row_of_values, at)
+    heads, rows, _ = draft.kind(node.inputs[0]).shape
+    each = max(1, _MOST_SCORES // (heads * places))
     own = np.arange(heads)[:, None, None] // (heads // groups) == np.arange(groups)[:, None]
-    factor, other = (
-        builder.constant(builder.fresh(f"{node.output}_{stem}"), array.astype(np.int32))
-        for stem, array in (("channels", own), ("zero", np.array([zero])))
-    )
-    centred = add(Offset(-match.query_zero_point, DType.INT32), node.inputs[0])
-    spread = add(Add(), add(Binary(BinaryKind.MULTIPLY), centred, factor), other)
-    rows = add(Reshape((heads, groups * depth)), add(Clip(0, 255, DType.UINT8), spread))
-    queries = add(ToBitPlanes(packs), rows)
-    scores = add(BitProduct(zero), keys, queries)
-    weights = add(AttentionWeights(match.multiplier, match.shift), scores, node.inputs[3])
-    ones = builder.constant(builder.fresh(f"{node.output}_ones"), np.ones((1, 1, 1, places), np.int8))
-    sums = add(BitProduct(match.value_zero_point + _SHIFT), weights, values)
-    end = builder.add(AttentionEnd(groups), [sums, add(Conv2d(), weights, ones)], node.output, node.origin)
-    names |= {node.output: end, both[0].node.output: keys, both[1].node.output: values}
+    channels = draft.constant("channels", own.astype(np.int32)[:, None] if rows > 1 else own.astype(np.int32))
+    zero = draft.constant("zero", np.array([one.operator.query_zero_point + _SHIFT], np.int32))
+    ones = draft.constant("ones", np.ones((1, 1, 1, places), np.int8))
+    parts = list[str]()
+    for first in range(0, rows, each):
+        stop = min(first + each, rows)
+        asked, live = (draft.rows(node.inputs[at], axis, first, stop) for at, axis in ((0, 1), (3, 0)))
+        spread = _spread(draft, asked, (channels, zero), one.operator.query_zero_point, groups)
+        queries = draft.add(ToBitPlanes(packs), spread)
+        scores = draft.add(BitProduct(one.operator.query_zero_point + _SHIFT), keys, queries)
+        weights = draft.add(AttentionWeights(one.operator.multiplier, one.operator.shift), scores, live)
+        sums = draft.add(BitProduct(one.operator.value_zero_point + _SHIFT), weights, values)
+        shares = draft.add(Conv2d(), weights, ones)
+        end = AttentionEnd(groups, stop - first)
+        parts.append(draft.add(end, sums, shares) if rows > each else builder.add(end, [sums, shares], node.output, node.origin))
+    found = parts[0] if len(parts) == 1 else builder.add(Concat(1), parts, node.output, node.origin)
+    names |= {node.output: found, both[0].node.output: keys, both[1].node.output: values}
+
+
+def _spread(draft: _Draft, queries: str, constants: tuple[str, str], zero_point: int, groups: int) -> str:
+    """The queries of all heads, uint8 [heads * rows, groups * depth], with nothing in the channels of other groups."""
+    heads, rows, depth = draft.kind(queries).shape
+    centred = draft.add(Offset(-zero_point, DType.INT32), queries)
+    if rows > 1:
+        centred = draft.add(Reshape((heads, rows, 1, depth)), centred)
+    spread = draft.add(Add(), draft.add(Binary(BinaryKind.MULTIPLY), centred, constants[0]), constants[1])
+    return draft.add(Reshape((heads * rows, groups * depth)), draft.add(Clip(0, 255, DType.UINT8), spread))

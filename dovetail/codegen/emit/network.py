@@ -24,12 +24,13 @@ def model_source(unit: Unit) -> str:
     headers = [*(f"{name}.h" for name, wanted in runtime if wanted), *unit.driver_headers()]
     arenas = Lines()
     for memory, size in unit.arenas().items():
-        if (name := unit.arena_name(memory)) != unit.shared_arena:
+        if (name := unit.arena_name(memory)) != unit.shared_arena and unit.base is None:
             section = f', section(".{identifier(memory)}")' if unit.is_fixed(memory) else ""
             arenas.append(f"uint8_t {name}[{size}] __attribute__((aligned(16){section}));")
     functions = list(_functions(unit))
     used = {one.engine for one in unit.program.statements if isinstance(one, LaunchStatement)}
-    first = [f"if (has_states == 0u) {{\n        {unit.model}_reset();\n    }}"] if unit.program.states else []
+    reset = (unit.base or unit).model
+    first = [f"if ({unit.has_states} == 0u) {{\n        {reset}_reset();\n    }}"] if unit.program.states else []
     lines = code(
         f"""
         #include "{unit.model}.h"
@@ -55,7 +56,7 @@ def model_source(unit: Unit) -> str:
         headers=[f'#include "{header}"' for header in headers],
         arenas=arenas,
         functions=[line for _, text in functions for line in text],
-        reset=_state_functions(unit) if unit.program.states else [],
+        reset=_of_base(unit, unit.base) if unit.base else _state_functions(unit) if unit.program.states else [],
         first=first,
         prepared=[f"{one.prepare}();" for one in unit.target.engines if one.prepare and one.name in used],
         layers=[f"{name}();" for name, _ in functions],
@@ -64,9 +65,29 @@ def model_source(unit: Unit) -> str:
     return "\n".join([*lines, ""])
 
 
+def _of_base(unit: Unit, base: Unit) -> Lines:
+    """What a network of several steps has of that of one, and the function that runs either."""
+    return code(
+        f"""
+        extern uint8_t {unit.has_states};
+        uint32_t {unit.model}_next;
+
+        void {unit.model}_or_step(void)
+        {{
+            if ({unit.model}_next != 0u) {{
+                {unit.model}_run();
+            }} else {{
+                {base.model}_run();
+            }}
+        }}
+        """
+    ) + [""]
+
+
 def _state_functions(unit: Unit) -> Lines:
     """The functions that give every state its first contents, bytes that are repeated or what a constant holds, that
     copy the states away, and back."""
+    storage = "" if unit.room else "static "
     states, copied, at = Lines(), {"save": Lines(), "restore": Lines()}, 0
     for index, kept in enumerate(unit.program.states):
         content, repeated = kept.first.reshape(-1).view(np.uint8), state_bytes(kept.first)
@@ -79,17 +100,17 @@ def _state_functions(unit: Unit) -> Lines:
         at += content.size
     lines = code(
         f"""
-        static uint8_t has_states; /* 0 until what is kept between inferences has been set */
+        {storage}uint8_t {unit.has_states}; /* 0 until what is kept between inferences has been set */
 
         void {unit.model}_reset(void)
         {{
             @states
-            has_states = 1u;
+            {unit.has_states} = 1u;
         }}
 
         void {unit.model}_save(uint8_t *to)
         {{
-            if (has_states == 0u) {{
+            if ({unit.has_states} == 0u) {{
                 {unit.model}_reset();
             }}
             @save
@@ -98,7 +119,7 @@ def _state_functions(unit: Unit) -> Lines:
         void {unit.model}_restore(const uint8_t *from)
         {{
             @restore
-            has_states = 1u;
+            {unit.has_states} = 1u;
         }}
         """,
         states=states,

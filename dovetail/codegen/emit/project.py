@@ -25,7 +25,8 @@ from dovetail.codegen.emit.source import (
     weights_source,
 )
 from dovetail.codegen.emit.unit import Unit
-from dovetail.folders import MANIFEST, check_replaced, write_files
+from dovetail.codegen.plan_file import PLAN
+from dovetail.folders import MANIFEST, PREFILL, check_replaced, write_files
 from dovetail.ir.graph import Graph
 from dovetail.ir.onnx_file import graph_parts
 from dovetail.ir.types import Array
@@ -137,6 +138,38 @@ def with_said(project: Project, unit: Unit, notes: Sequence[Note]) -> Project:
     return replace(again, files={**project.files, **again.files})
 
 
+def joined(step: Project, several: Project, unit: Unit, own: Unit) -> Project:
+    """The project of a step with the network of several steps: its sources, and its description in a folder.
+
+    Args:
+        step: as emitted by itself. several: as emitted by itself.
+        unit: of the step, as `joined_units` gives it. own: of several steps.
+    """
+    first, second = (
+        emit_project(one, json.loads(project.files[MANIFEST])) for one, project in ((unit, step), (own, several))
+    )
+    new = {name: text for name, text in second.sources.items() if name not in first.sources}
+    stand_ins = f"src/{own.model}_host.c"  # two networks would each have their own of one engine
+    new.pop(stand_ins, None)
+    target = tuple(dict.fromkeys((*first.target_sources, *(name for name in second.target_sources if name in new))))
+    on_host = () if any(engine.device for engine in unit.target.engines) else second.host_sources
+    host = tuple(dict.fromkeys((*first.host_sources, *(name for name in on_host if name in new))))
+    sources = {"target": target, "host": host, "board": board_sources(target), "data": (*first.data, *second.data)}
+    found = Project({}, target, host, step.graph, {**first.sources, **new}, {**first.data, **second.data})
+    found = _described(found, unit, {**json.loads(first.files[MANIFEST]), "sources": sources, "prefill": own.steps_at_once})
+    described = {**json.loads(second.files[MANIFEST]), "sources": sources}
+    found = found.with_file(PLAN, step.files[PLAN]).with_file(f"{PREFILL}/{PLAN}", several.files[PLAN])
+    return found.with_file(f"{PREFILL}/{MANIFEST}", json.dumps(described, indent=2, sort_keys=True) + "\n")
+
+
+def with_need(project: Project, own: Unit) -> Project:
+    """The project where the stack of its network of several steps has become known."""
+    described = {**json.loads(project.files[f"{PREFILL}/{MANIFEST}"]), **stack_fields(own)}
+    sources = {**project.sources, f"src/{own.model}.h": header_source(own, __version__)}
+    found = replace(project, sources=sources, files={**project.files, **sources})
+    return found.with_file(f"{PREFILL}/{MANIFEST}", json.dumps(described, indent=2, sort_keys=True) + "\n")
+
+
 def _start(unit: Unit) -> tuple[str, ...]:
     """The sources that make a program of the network."""
     core, helpers = instruction_set(unit.target.core.isa), "runtime/dovetail_rt.c"
@@ -183,11 +216,12 @@ def _linker_script(unit: Unit) -> str:
     )
 
 
-def defines(unit_model: str, target: Target, board: bool = False) -> dict[str, str | None]:
-    """Preprocessor definitions of a firmware for the simulator, or for a board."""
+def defines(unit_model: str, target: Target, board: bool = False, entry: str = "") -> dict[str, str | None]:
+    """Preprocessor definitions of a firmware for the simulator, which runs the network or calls `entry`, or for a
+    board."""
     found: dict[str, str | None] = {"DOVETAIL_BOARD" if board else "DOVETAIL_SIM": None}
     if not board:
-        found |= {"DOVETAIL_MODEL_HEADER": f'"{unit_model}.h"', "DOVETAIL_MODEL_RUN": f"{unit_model}_run"}
+        found |= {"DOVETAIL_MODEL_HEADER": f'"{unit_model}.h"', "DOVETAIL_MODEL_RUN": entry or f"{unit_model}_run"}
     if target.dma:
         found["DOVETAIL_DMA_BASE"] = f"0x{target.dma.base:x}u"
     if target.workers:

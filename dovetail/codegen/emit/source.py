@@ -35,6 +35,8 @@ _ROUNDED = {
 
 def header_source(unit: Unit, version: str) -> str:
     """The header a user includes: entry points, inputs and outputs with their sizes and types."""
+    if unit.base is not None:
+        return _prefill_header(unit, unit.base)
     program, target, aim = unit.program, one_line(unit.target.name), unit.optimize.value
     rounded = [f"/* The model's own requantisations round {_ROUNDED[unit.rounding]}. */"] if unit.rounding else []
     lines = [f"/* {one_line(program.name)}: inference with static memory, for {target}, made for {aim}. */", *rounded]
@@ -80,6 +82,42 @@ def header_source(unit: Unit, version: str) -> str:
         lines.append("")
     lines += ["#ifdef __cplusplus", "}", "#endif", ""]
     return guard(f"{unit.model.upper()}_H", "\n".join(lines))
+
+
+def _prefill_header(unit: Unit, base: Unit) -> str:
+    """The header of a network that computes several steps of another one."""
+    count = unit.steps_at_once
+    lines = code(f"""
+        /* {one_line(base.program.name)}: {count} steps in one call, with the states, weights and memory of {base.model}.h.
+
+           Each step is at the place behind that of the step before; all places are within the states. The outputs are
+           those of the last step, the states are as {count} calls of {base.model}_run leave them. */
+        #include "{base.model}.h"
+
+        #ifdef __cplusplus
+        extern "C" {{
+        #endif
+
+        #define {unit.model.upper()}_STEPS {count}u
+    """)
+    for kind, views in (("input", unit.program.inputs), ("output", unit.program.outputs)):
+        for index, (name, view) in enumerate(views.items()):
+            lines += ["", *_port(unit, kind, index, name, view)]
+    if unit.stack is not None:
+        lines += ["", *_stack(unit, unit.stack)]
+    lines += code(f"""
+        @blank
+        /* Computes the outputs from the inputs. Not reentrant; inputs may be overwritten, and those of {base.model}_run. */
+        void {unit.model}_run(void);
+
+        extern uint32_t {unit.model}_next;      /* 1: what the function below runs next is {unit.model}_run */
+        void {unit.model}_or_step(void); /* for simulators */
+
+        #ifdef __cplusplus
+        }}
+        #endif
+    """, blank=[""])
+    return guard(f"{unit.model.upper()}_H", "\n".join([*lines, ""]))
 
 
 def _stack(unit: Unit, need: StackNeed) -> Lines:
@@ -174,6 +212,7 @@ def constants_source(unit: Unit) -> tuple[str, str]:
         if name not in unit.as_bytes:
             definitions.append(array_definition(f"{declaration} {attribute}", elements(fixed)))
     included = f'"{unit.model}_kernels.h"' if unit.blocks else "<stdint.h>"  # which has the types of blocks
+    included = f'"{unit.base.model}_constants.h"\n#include {included}' if unit.base else included
     text = f"#include {included}\n\n" + "\n".join(declarations) + "\n"
     return guard(f"{unit.model.upper()}_CONSTANTS_H", text), "\n".join(definitions)
 

@@ -123,6 +123,12 @@ class Unit:
     """Stack an inference needs; None if it was not measured."""
     weights: Weights = Weights.TEXT
     """How constants are written."""
+    base: Unit | None = None
+    """The network of one step whose arenas, states and constants this network of several steps has; None without."""
+    known: Mapping[str, str] = field(default_factory=dict)
+    """C names of constants of the program that `base` has, by buffer."""
+    room: Mapping[str, int] = field(default_factory=dict)
+    """Bytes that the network of several steps needs of each memory; empty where there is none."""
 
     @cached_property
     def as_bytes(self) -> frozenset[str]:
@@ -176,7 +182,22 @@ class Unit:
     def _is_shared(self, memory: str) -> bool:
         return self.target.memory(memory).is_reached_by(CORE)
 
+    @property
+    def steps_at_once(self) -> int:
+        """Steps in a call, each with a row of the first input; 1 for most networks."""
+        return next(iter(self.program.inputs.values())).type.shape[0] if self.base is not None else 1
+
+    @property
+    def has_states(self) -> str:
+        """C name of the flag that says whether states were set."""
+        return self.base.has_states if self.base else f"{self.model}_has_states" if self.room else "has_states"
+
     def _extents(self) -> dict[str, int]:
+        own, room = self.own_extents(), self.base.arenas() if self.base else self.room
+        return {name: max(own.get(name, 0), room.get(name, 0)) for name in {**own, **room}}
+
+    def own_extents(self) -> dict[str, int]:
+        """Bytes the program's buffers reach up to, of each memory."""
         sizes: dict[str, int] = {}
         for buffer in self.program.buffers.values():
             if buffer.address is not None and buffer.role is not Role.CONSTANT:
@@ -186,6 +207,8 @@ class Unit:
 
     def arena_name(self, memory: str) -> str:
         """C name of the array that holds a memory's buffers."""
+        if self.base is not None:
+            return self.base.arena_name(memory)
         if self.shared_arena is not None and memory == self.target.values:
             return self.shared_arena
         return f"{self.model}_{identifier(memory)}"
@@ -278,7 +301,7 @@ class Unit:
         if buffer.role is Role.CONSTANT and buffer.address is not None:
             base, offset = f"{self.model}_fixed_constants", offset + buffer.address - self.fixed_constants()[0]
         elif buffer.role is Role.CONSTANT:
-            base = f"{self.model}_{buffer.name}"
+            base = self.known.get(buffer.name, f"{self.model}_{buffer.name}")
         else:
             assert buffer.address is not None
             base = self.arena_name(buffer.memory)
@@ -294,16 +317,26 @@ class Unit:
 
 
 def make_unit(
-    program: Program, regions: Sequence[LaidRegion], target: Target, optimize: Optimize = Optimize.SPEED, delay: int = 0
+    program: Program,
+    regions: Sequence[LaidRegion],
+    target: Target,
+    optimize: Optimize = Optimize.SPEED,
+    delay: int = 0,
+    base: Unit | None = None,
 ) -> Unit:
-    """Choose kernels, constants and names for a program."""
+    """Choose kernels, constants and names for a program; `base` is the network of one step, for one of several."""
     model = model_name(program.name, target.engines)
-    by_linker = (name for name in sorted(program.constants) if program.buffers[name].address is None)
-    constants = {f"{model}_{name}": ("uint8_t", program.constants[name]) for name in by_linker}
-    for index, kept in enumerate(program.states):
+    by_linker = [name for name in sorted(program.constants) if program.buffers[name].address is None]
+    there = {(kind, digest(array)): name for name, (kind, array) in base.constants.items()} if base else {}
+    same = {name: there.get(("uint8_t", digest(program.constants[name]))) for name in by_linker if there}
+    aligned = {f"{base.model}_{name}" for name in read_in_place(base.program)} if base else set[str]()
+    in_place = read_in_place(program)
+    known = {name: one for name, one in same.items() if one is not None and (one in aligned or name not in in_place)}
+    constants = {f"{model}_{name}": ("uint8_t", program.constants[name]) for name in by_linker if name not in known}
+    for index, kept in enumerate(program.states if base is None else ()):
         if (content := state_bytes(kept.first)).size > 1:
             constants[f"{model}_state_{index}_first"] = ("uint8_t", content)
-    calls, functions, blocks = kernel_calls(program, regions, target, model, optimize, constants)
+    calls, functions, blocks = kernel_calls(program, regions, target, model, optimize, constants, there)
     launches = [(index, one) for index, one in enumerate(program.statements) if isinstance(one, LaunchStatement)]
     joint = _joint_commands(program, target, regions)
     stems = _stems(program, model, launches)
@@ -314,8 +347,8 @@ def make_unit(
         command_list(program, target, commands, f"{model}_list_{number}", indices)
         for number, indices in enumerate(lists(program.statements))
     )
-    known = (calls, functions, constants, blocks, commands, made)
-    return Unit(program, regions, target, model, *known, optimize, delay)
+    parts = (calls, functions, constants, blocks, commands, made)
+    return Unit(program, regions, target, model, *parts, optimize, delay, base=base, known=known)
 
 
 def offload_of(region: LaidRegion, launch: LaunchStatement) -> Offload:
@@ -439,9 +472,10 @@ def kernel_calls(
     model: str,
     optimize: Optimize,
     constants: dict[str, tuple[str, Array]],
+    there: Mapping[tuple[str, bytes], str],
 ) -> tuple[KernelCalls, tuple[CoreKernel, ...], Blocks]:
     """The kernel of every call, the functions there are, and the blocks of those that layers share; all names begin
-    with `model`, and `constants` gains those of the kernels."""
+    with `model`, and `constants` gains those of the kernels that are not `there`: C type and digest -> name."""
     core = core_traits(target.core)
     calls = {index: call for index, call in enumerate(program.statements) if isinstance(call, Call)}
     stems = _numbered([f"{model}_{program.layers[call.layer]}" for call in calls.values()])
@@ -459,7 +493,7 @@ def kernel_calls(
     made = kernels.generate_all(requests, little)
     found: dict[int, tuple[CoreKernel, Mapping[str, str]]] = {}
     shared: dict[str, CoreKernel] = {}
-    names = _ConstantNames(constants)
+    names = _ConstantNames(constants, known=dict(there))
     for index, stem, kernel in zip(calls, stems, made, strict=True):
         own = f"\ncore {calls[index].core}" if kernel.has_storage else ""
         text = f"{kernel.block.c_type if kernel.block else ''}\n{kernel.key}{own}"  # what one function has in common

@@ -87,8 +87,8 @@ class BitProduct(Int64Operator):
 
 @dataclass(frozen=True)
 class WriteBits(Int64Operator):
-    """Bits that `ToBitPlanes` took apart, with one neighbour of each row replaced. Operands: planes uint8
-    [N, groups, 8, group / 8], a byte for each row, uint8 [1, N], their place (one integer, int32 or int64).
+    """Bits that `ToBitPlanes` took apart, with neighbours of each row replaced, one after the other. Operands: planes
+    uint8 [N, groups, 8, group / 8], T bytes for each row, uint8 [T, N], their places (T integers, int32 or int64).
 
     A negative place counts from the end; one beyond either end is moved to that end.
     """
@@ -99,11 +99,18 @@ class WriteBits(Int64Operator):
     def infer(self, inputs: Types) -> TensorType:
         planes, row, place = inputs
         fits = len(planes.shape) == 4 and planes.shape[2] == _BITS and planes.dtype is row.dtype is DType.UINT8
-        fits = fits and row.shape == (1, planes.shape[0]) and place.dtype.is_integer and place.elements == 1
+        fits = fits and row.shape == (place.elements, planes.shape[0]) and place.dtype.is_integer
         require(fits, f"cannot write a byte of each row, {row}, among the bits {planes} at {place}")
         return planes
 
     def meaning(self, planes: Any, row: Any, place: Any) -> Any:
+        places = place.reshape((row.shape[0],))
+        for number in range(row.shape[0]):
+            planes = self._with(planes, row[number : number + 1], places[number : number + 1])
+        return planes
+
+    def _with(self, planes: Any, row: Any, place: Any) -> Any:
+        """The planes with one neighbour of each row replaced."""
         rows, groups, _, each = planes.shape
         at, places = place.reshape((1, 1, 1)), groups * each * _BITS
         at = np.clip(np.where(at < 0, at + places, at), 0, places - 1)

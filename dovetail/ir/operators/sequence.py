@@ -22,8 +22,8 @@ PLACES = (DType.INT32, DType.INT64)
 
 @dataclass(frozen=True)
 class WriteRow(Operator):
-    """x with one row along an axis replaced. Operands: x, the row (x with 1 along the axis), its place (one integer,
-    int32 or int64).
+    """x with rows along an axis replaced, one after the other. Operands: x, T rows (x with T along the axis), their
+    places (T integers, int32 or int64).
 
     A negative place counts from the end; one beyond either end is moved to that end.
     """
@@ -35,18 +35,18 @@ class WriteRow(Operator):
     def infer(self, inputs: Types) -> TensorType:
         x, row, place = inputs
         fits = 0 <= self.axis < len(x.shape) and x.shape[self.axis] > 0 and row.dtype is x.dtype
-        fits = fits and row.shape == (*x.shape[: self.axis], 1, *x.shape[self.axis + 1 :])
-        fits = fits and place.dtype in PLACES and place.elements == 1
+        fits = fits and row.shape == (*x.shape[: self.axis], place.elements, *x.shape[self.axis + 1 :])
+        fits = fits and place.dtype in PLACES and place.elements > 0
         require(fits, f"cannot write {row} into {x} along axis {self.axis} at {place}")
         return x
 
     def evaluate(self, inputs: Arrays) -> Array:
         x, row, place = inputs
         size = x.shape[self.axis]
-        at = int(place.reshape(-1)[0])
-        at = min(max(at + size if at < 0 else at, 0), size - 1)
-        result = x.copy()
-        result[(slice(None),) * self.axis + (slice(at, at + 1),)] = row
+        result, before = x.copy(), (slice(None),) * self.axis
+        for number, at in enumerate(place.reshape(-1).tolist()):
+            at = min(max(at + size if at < 0 else at, 0), size - 1)
+            result[(*before, at)] = row[(*before, number)]
         return result
 
     def chosen_from(self, operands: Sequence[T]) -> Sequence[T]:
@@ -55,9 +55,17 @@ class WriteRow(Operator):
     def onnx(self, body: OnnxBody, inputs: Names, types: Types) -> str:
         shape = types[0].shape
         size, rest = shape[self.axis], len(shape) - 1 - self.axis
-        wide = body.add("Reshape", [body.cast(inputs[2], DType.INT64), body.integers(())])
+        count = types[2].elements
+        wide = body.add("Reshape", [body.cast(inputs[2], DType.INT64), body.integers((count, 1) if count > 1 else ())])
         lifted = body.add("Add", [wide, body.number(size)])
         place = body.limited(body.add("Where", [body.add("Less", [wide, body.number(0)]), lifted, wide]), 0, size - 1)
+        if count > 1:  # each place takes the last of the rows that are written there
+            here = body.cast(body.add("Equal", [place, body.tensor(np.arange(size)[None])]), DType.INT32)
+            last = body.add("ArgMax", [here], axis=0, keepdims=0, select_last_index=1)
+            most = body.add("ReduceMax", [here, body.integers((0,))], keepdims=0)
+            written = body.add("Greater", [most, body.tensor(np.zeros(1, np.int32))])
+            written = body.add("Reshape", [written, body.integers((size, *(1,) * rest))])
+            return body.add("Where", [written, body.add("Gather", [inputs[1], last], axis=self.axis), inputs[0]])
         places = body.tensor(np.arange(size, dtype=np.int64).reshape(-1, *(1,) * rest))
         return body.add("Where", [body.add("Equal", [places, place]), inputs[1], inputs[0]])
 
@@ -231,8 +239,8 @@ MOST_DEPTH = 256
 class AttentionWeights(_Exponentials):
     """The weights of `FixedAttention` from scores that an engine computed.
 
-    Operands: scores int32 [1, S, 1, H], live bool [1, S]. Result: uint8 [1, 2 * H, 1, S], the lower bytes of the
-    weights of each head, then the upper ones.
+    Operands: scores int32 [1, S, 1, H * T], live bool [T, S]. Result: uint8 [1, 2 * H * T, 1, S], the lower bytes of
+    the weights of each head and row, then the upper ones.
     """
 
     result: ClassVar[DType] = DType.UINT8
@@ -240,13 +248,16 @@ class AttentionWeights(_Exponentials):
     def infer(self, inputs: Types) -> TensorType:
         scores, live = inputs
         fits = scores.dtype is DType.INT32 and len(scores.shape) == 4 and scores.shape[0] == scores.shape[2] == 1
-        fits = fits and live == TensorType((1, scores.shape[1]), DType.BOOL) and scores.shape[1] <= MOST_PLACES
+        fits = fits and live.dtype is DType.BOOL and len(live.shape) == 2 and live.shape[1] == scores.shape[1]
+        fits = fits and scores.shape[1] <= MOST_PLACES and live.shape[0] > 0 and scores.shape[3] % live.shape[0] == 0
         require(fits, f"weighs scores [1, places, 1, heads], got {scores} where {live} says")
         return TensorType((1, 2 * scores.shape[3], 1, scores.shape[1]), DType.UINT8)
 
     def meaning(self, scores: Any, live: Any) -> Any:
         places, heads = scores.shape[1], scores.shape[3]
-        weights = self.weights(places, scores.reshape((places, heads)).T, live)
+        rows = live.shape[0]
+        apart = scores.reshape((places, heads)).T.reshape((heads // rows, rows, places))
+        weights = self.weights(places, apart, live)
         return np.stack((weights & 255, weights >> 8)).reshape((1, 2 * heads, 1, places))
 
 
@@ -254,19 +265,22 @@ class AttentionWeights(_Exponentials):
 class AttentionEnd(Int64Operator):
     """The result of `FixedAttention` from sums that an engine computed of the bytes of `AttentionWeights`.
 
-    Operands: weighted values int32 [1, 2 * H, 1, K * E], weights int32 [1, 2 * H, 1, 1]. Result int32 [H, 1, E].
+    Operands: weighted values int32 [1, 2 * H * T, 1, K * E], weights int32 [1, 2 * H * T, 1, 1]. Result int32
+    [H, T, E].
     """
 
     result: ClassVar[DType] = DType.INT32
     groups: int
     """K, the heads of keys and values."""
+    rows: int = 1
+    """T"""
 
     def infer(self, inputs: Types) -> TensorType:
         sums, totals = (kind.shape for kind in inputs)
         fits = all(kind.dtype is DType.INT32 and len(kind.shape) == 4 for kind in inputs) and sums[:3] == totals[:3]
-        fits = fits and totals[3] == 1 and sums[1] % (2 * self.groups) == 0 and sums[3] % self.groups == 0
+        fits = fits and totals[3] == 1 and sums[1] % (2 * self.groups * self.rows) == sums[3] % self.groups == 0
         require(fits, f"divides weighted values of {self.groups} heads by weights, got {inputs[0]}, {inputs[1]}")
-        return TensorType((sums[1] // 2, 1, sums[3] // self.groups), DType.INT32)
+        return TensorType((sums[1] // 2 // self.rows, self.rows, sums[3] // self.groups), DType.INT32)
 
     def meaning(self, sums: Any, totals: Any) -> Any:
         rows, width = sums.shape[1], sums.shape[3]
@@ -274,4 +288,5 @@ class AttentionEnd(Int64Operator):
         own = (group[:, None] == np.arange(self.groups)).astype(np.int64)[:, :, None]
         parts, wholes = sums.reshape((2, rows // 2, self.groups, width // self.groups)), totals.reshape((2, -1, 1))
         mine = np.sum((parts[0] + (parts[1] << 8)) * own, axis=1)
-        return _divided(mine, wholes[0] + (wholes[1] << 8)).reshape((rows // 2, 1, width // self.groups))
+        shape = (rows // 2 // self.rows, self.rows, width // self.groups)
+        return _divided(mine, wholes[0] + (wholes[1] << 8)).reshape(shape)

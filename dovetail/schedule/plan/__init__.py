@@ -55,6 +55,7 @@ def plan(
     cores: Mapping[str, CoreGroup] | None = None,
     progress: Callable[[str], None] = lambda text: None,
     tiles: TileCache | None = None,
+    states_lowest: bool = False,
 ) -> Plan:
     """Place, tile, order and allocate.
 
@@ -69,6 +70,7 @@ def plan(
         cores: the group of cores that computes each value, in a pipeline; None without one.
         progress: told whose tiles are looked for.
         tiles: tilings of the regions that were looked at before.
+        states_lowest: whether states lie at the start of their memory, as in another program with the same states.
 
     Raises:
         PlanError: the network does not fit; says which region or memory, and by how much.
@@ -76,7 +78,7 @@ def plan(
     check_reserved(laid.regions, target, reserved)
     early = (region.name for region in laid.regions if region.shares and region.choice.get(EARLY, "yes") == "yes")
     choice = _PlanningRound(first_homes(laid, target, near), frozenset(early))
-    planner = _Planner(laid, target, reserved, cores or {}, (tiles or TileCache()).again(progress))
+    planner = _Planner(laid, target, reserved, cores or {}, (tiles or TileCache()).again(progress), states_lowest)
     while True:
         stuck = planner.tile(choice)
         if stuck is not None:
@@ -150,6 +152,7 @@ class _Planner:
     reserved: Mapping[str, int]
     cores: Mapping[str, CoreGroup]
     tiles: TileCache
+    states_lowest: bool
     parts: LoweringCache = field(default_factory=LoweringCache)
     tilings: dict[str, CompleteTiling] = field(default_factory=dict)
     """By name of the part, as of the last round."""
@@ -252,7 +255,8 @@ class _Planner:
         timeline = Timeline(statements, lowered.buffers, self.dma)
         again, seconds = overwrites(timeline), {self.target.values: _EXACT_SECONDS}
         memories = self.target.memories
-        placements = (allocate(memory, timeline, again, seconds.get(memory.name, 0.0)) for memory in memories)
+        states = [lowered.values[read].buffer for read, _, _ in self.laid.graph.kept if self.states_lowest]
+        placements = (allocate(memory, timeline, again, seconds.get(memory.name, 0.0), states) for memory in memories)
         return _DraftPlan(lowered, statements, timeline, tuple(placements))
 
     def relieved(self, crowded: Placement, draft: _DraftPlan, choice: _PlanningRound) -> _PlanningRound:

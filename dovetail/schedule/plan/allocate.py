@@ -45,6 +45,7 @@ def allocate(
     timeline: Timeline,
     overwrites: Mapping[str, str] | None = None,
     exact_seconds: float = 0.0,
+    lowest: Sequence[str] = (),
 ) -> Placement:
     """Addresses for the buffers of one memory, with a low peak.
 
@@ -53,6 +54,7 @@ def allocate(
         timeline: when all buffers are used; those of other memories, and constants, are passed over.
         overwrites: buffers that lie where another one has lain, and that one.
         exact_seconds: time of the exact solver where the greedy answer is above the lower bound; 0 for never.
+        lowest: buffers that lie at the start of the memory in this order, where another program has them too.
     """
     members: dict[str, list[Used]] = {}
     leaders: dict[str, str] = {}
@@ -63,10 +65,12 @@ def allocate(
     groups = {name: pieces(own, len(timeline.statements), memory.alignment) for name, own in members.items()}
     bound, busiest = _lower_bound(groups)
     clashes, sizes = _clashes(groups, timeline.order), _sizes(groups)
-    answers = [_first_fit(ranking, clashes) for ranking in _rankings(groups)]
+    fixed = [name for name in lowest if name in groups]
+    rankings = [[*fixed, *(name for name in ranking if name not in fixed)] for ranking in _rankings(groups)]
+    answers = [_first_fit(ranking, clashes) for ranking in rankings]
     best = min(answers, key=lambda offsets: _peak(offsets, sizes))
     peak = _peak(best, sizes)
-    if exact_seconds > 0 and peak > bound and peak > (least := max(bound, _apart(groups, clashes))):
+    if exact_seconds > 0 and not fixed and peak > bound and peak > (least := max(bound, _apart(groups, clashes))):
         best, peak = _improved(sizes, clashes, best, least, memory.alignment, exact_seconds)
     addresses = {name: memory.base + best[leader] for name, leader in leaders.items()}
     return Placement(memory.name, addresses, peak, bound, busiest)

@@ -1,0 +1,47 @@
+"""A project of two networks: a step, and several steps in one call. They have one arena, one set of states and each
+constant once; the second network has sources of its own, and its description lies in a folder of the build.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dovetail.codegen.emit.unit import StackNeed, Unit
+from dovetail.errors import PlanError, TargetError
+
+
+def check_prefill(unit: Unit, is_cut: bool) -> None:
+    """Raise TargetError where the network of a step cannot share its memory with that of several steps.
+
+    Args:
+        unit: of the step.
+        is_cut: whether it is computed in stripes or as a pipeline.
+    """
+    target, why = unit.target, ""
+    if unlike := [one.name for one in target.engines if one.stream or one.mirror or one.made]:
+        why = f"the engine {unlike[0]} takes lists of commands, has memory of its own or a driver made for one network"
+    if target.workers or is_cut or unit.shared_arena:
+        why = "it is for one core with an arena of its own, without stripes and pipelines"
+    if why:
+        raise TargetError(f"several steps in one call: {why}", where="--prefill", hint="leave out --prefill")
+
+
+def joined_units(step: Unit, several: Unit) -> tuple[Unit, Unit]:
+    """The networks of a step and of several, which know of each other.
+
+    Raises:
+        PlanError: their states do not lie at the same places.
+    """
+    places = [[one.place(kept.view) for kept in one.program.states] for one in (step, several)]
+    layouts = [[kept.view.layout for kept in one.program.states] for one in (step, several)]
+    if places[0] != places[1] or layouts[0] != layouts[1]:
+        what = "the states lie elsewhere when several steps are computed in one call"
+        raise PlanError(what, where=step.program.name, hint="report this with model and target; leave out --prefill")
+    step = replace(step, room=several.own_extents())
+    return step, replace(several, base=step)
+
+
+def larger(one: StackNeed, other: StackNeed) -> StackNeed:
+    """The stack of a program that calls two networks, by that of each."""
+    unknown = next((need for need in (one, other) if need.nbytes is None), None)
+    return unknown or max(one, other, key=lambda need: need.nbytes or 0)
