@@ -10,14 +10,15 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from dovetail.codegen.build.instruction_sets import EMITTED_C, instruction_set
-from dovetail.codegen.build.toolchain import find_compiler, firmware_stack
+from dovetail.codegen.build.instruction_sets import instruction_set
+from dovetail.codegen.build.toolchain import find_compiler
 from dovetail.codegen.emit import Project, Unit, emit_project, make_unit
 from dovetail.codegen.emit.firmware import STACK_ALIGNMENT
 from dovetail.codegen.emit.manifest import manifest
+from dovetail.codegen.emit.measured import larger, stack_need
 from dovetail.codegen.emit.plan_file import model_work, plan_text
-from dovetail.codegen.emit.prefill import check_prefill, joined_units, larger
-from dovetail.codegen.emit.project import INCLUDED, OPTIMISATION, defines, joined, with_need, with_said, write_project
+from dovetail.codegen.emit.prefill import check_prefill, joined_units
+from dovetail.codegen.emit.project import joined, with_need, with_said
 from dovetail.codegen.emit.unit import CODE_RESERVE, StackNeed, state_bytes
 from dovetail.codegen.emit.weights import Weights
 from dovetail.codegen.manifest import OperatorWork
@@ -25,7 +26,6 @@ from dovetail.codegen.plan_file import PLAN
 from dovetail.documented import document
 from dovetail.errors import BuildError, MissingExtraError, ModelError, PlanError, TargetError, TileError
 from dovetail.fields import changed, settings_of
-from dovetail.files import TemporaryFolder
 from dovetail.ir.boundary import Steps, boundary
 from dovetail.ir.crop import total_macs, trim
 from dovetail.ir.dead import without_dead
@@ -287,11 +287,12 @@ def _with_prefill(
     check_prefill(made.unit, bool(made.striped or made.pipeline))
     progress(f"making one network of {options.prefill} steps")
     graph = adapt(prefilled(prepared.integers, options.prefill), policy_of(target, options))
-    check_steps(prepared.graph, graph, place_of(prepared.integers)[0], sample_inputs(graph))
+    place = place_of(prepared.integers)
+    check_steps(prepared.graph, graph, place[0], sample_inputs(graph))
     own = replace(options, pins={}, tuning=None)
     more = compile_graph(graph, target, own, progress, steps=prepared.steps, base=made.unit)
     unit, several = joined_units(made.unit, more.unit)
-    project = joined(made.project, more.project, unit, several)
+    project = joined(made.project, more.project, unit, several, place)
     return replace(made, unit=unit, project=project, prefill=replace(more, unit=several))
 
 
@@ -332,9 +333,8 @@ def compile_graph(
         model: the file the graph comes from, for the description of the build; None where there is none.
         near: inputs and outputs that shall lie in the engines' memory, as the engines have them.
         interpret: whether the program is compared with the graph in numpy; without, only its rules are verified.
-        steps: what the integers of inputs and outputs stand for, where that is known.
-        work: the least work of the model, where that is known.
-        base: the network of one step, for the graph of several steps.
+        steps: what the integers of inputs and outputs stand for, where that is known. work: the model's least work.
+        base: the network of one step, for several.
 
     Raises:
         DovetailError: as `compile_model`.
@@ -387,39 +387,19 @@ def _described(compiled: Compiled) -> Compiled:
     except (BuildError, MissingExtraError) as error:
         need = StackNeed(None, why=f"no compiler of the firmware was found, {error.what}")
     else:
-        need = _stack_need(unit, project)
+        need = stack_need(unit, project)
         if compiled.prefill is not None:
-            several = replace(compiled.prefill.unit, stack=_stack_need(compiled.prefill.unit, project))
+            several = replace(compiled.prefill.unit, stack=stack_need(compiled.prefill.unit, project))
             project = with_need(project, several)
             compiled = replace(compiled, prefill=replace(compiled.prefill, unit=several))
-            need = larger(need, several.stack)
+            constants = sum(array.nbytes for _, array in several.constants.values())
+            need = replace(larger(need, several.stack), flash=need.flash + constants)
     if need.nbytes is not None and need.nbytes > (reserved := target.core.stack):
         what = f"it needs {need.nbytes:,} bytes of stack as {need.compiler} compiles it, {reserved:,} are reserved"
         hint = "--set core.stack={0}, or Core(stack={0}) in the target's file".format(-(-need.nbytes // 64) * 64)
         raise PlanError(what, where=target.name, hint=hint)
     unit = replace(unit, stack=need)
     return replace(compiled, unit=unit, project=with_said(project, unit, compiled.notes))
-
-
-def _stack_need(unit: Unit, project: Project) -> StackNeed:
-    """The stack of the program, measured; raises BuildError where the emitted C does not compile."""
-    data = {f"src/{unit.model}_constants.c", f"src/{unit.model}_weights.S"}  # these have no functions
-    with TemporaryFolder() as folder:
-        write_project(replace(project, graph=None, data={}), Path(folder) / "build")
-        try:
-            need, compiler, code = firmware_stack(
-                Path(folder) / "build",
-                [Path(name) for name in project.target_sources if name not in data],
-                "main",
-                isa=unit.target.core.isa,
-                defines=defines(unit.model, unit.target),
-                include=INCLUDED,
-                flags=(*EMITTED_C, OPTIMISATION[unit.optimize]),
-            )
-        except MissingExtraError as error:
-            return StackNeed(None, why=str(error.where) + ": " + error.what)
-    flash = code + sum(array.nbytes for _, array in unit.constants.values())
-    return StackNeed(need, compiler, "", flash) if isinstance(need, int) else StackNeed(None, compiler, need, flash)
 
 
 @dataclass(frozen=True)
@@ -514,8 +494,7 @@ def _plan_layouts(graph: Graph, assignment: Assignment, request: _CompileRequest
     progress("choosing layouts")
     laid = choose_layouts(graph, assignment.regions, target, near)
     progress("planning tiles, order and addresses")
-    others = (target, reserved(graph, target), near, request.cores, progress, assignment.tiles)
-    others = (*others, request.options.prefill > 0)
+    others = (target, reserved(graph, target), near, request.cores, progress, assignment.tiles, request.options.prefill)
     joint = side_by_side(laid, target)
     try:
         program = plan(joint, *others)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dovetail.arrays import built
+from dovetail.arrays import built, seeded_inputs
 from dovetail.codegen.emit.project import GRAPH
 from dovetail.compile import Options, compile_graph
 from dovetail.documented import document
@@ -22,7 +22,15 @@ from dovetail.ir.operators.arithmetic import Add
 from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.operators import combined, known_operators
-from dovetail.run import ProjectBuild, RunResult, one_version, run_build
+from dovetail.run import (
+    ProjectBuild,
+    RunResult,
+    default_simulator,
+    one_version,
+    run_build,
+    runs_several,
+    several_steps,
+)
 from dovetail.schedule.partition import initial_partition
 from dovetail.schedule.region import Region
 
@@ -189,6 +197,39 @@ def prove(result: RunResult, graph: Graph, inputs: Sequence[Mapping[str, Array]]
     )
     rounded = f"; {stepped:,} elements are a step off, where float32 decides a rounding to integers" if stepped else ""
     return f"outputs equal the integer graph{times}{close}{rounded}"
+
+
+def several_at_once(build: ProjectBuild, graph: Graph, simulator: str | None) -> str:
+    """Run the network of several steps on seeded inputs and a step behind it, compare both with the integer graph of
+    single steps, and return a sentence; empty where the build has no such network.
+
+    Raises:
+        DovetailError: an output differs, or as `run_build`.
+    """
+    several, entry = several_steps(build), build.manifest.prefill
+    if several is None or entry is None:
+        return ""
+    if not runs_several(build, simulator or default_simulator(build.target)):
+        return f"the network of {entry.steps} steps in one call was not run: this needs the simulated chip"
+    whole = seeded_inputs(several.manifest.inputs)
+    places = whole[entry.place]
+    whole[entry.place] = np.arange(entry.steps, dtype=places.dtype).reshape(places.shape)
+    each = [{name: array[number : number + 1] for name, array in whole.items()} for number in range(entry.steps)]
+    steps = [{name: array.reshape(graph.types[name].shape) for name, array in one.items()} for one in each]
+    last = min(entry.steps, entry.places - 1)  # of a full state it is written again
+    steps.append({**steps[0], entry.place: np.full_like(steps[0][entry.place], last)})
+    result, meant = run_build(build, simulator, [whole, steps[-1]]), evaluate_all(graph, steps)[-2:]
+    for name in graph.results:
+        for found, expected in zip(result.outputs, meant, strict=True):
+            wrong = _parted(found[name], expected[name], is_approximate(graph))
+            if wrong is not None:
+                difference = _described(name, 0, found[name], expected[name], wrong)
+                what = f"{entry.steps} steps in one call are not those of the integer graph: {difference}"
+                hint = "report this with the model and the target, and compile without --prefill"
+                raise DovetailError(what, where=f"{build.folder} on {result.simulator}", hint=hint)
+    cycles = result.simulation.inferences[0].total_cycles
+    cost = "" if cycles is None else f", in {cycles:,} cycles"
+    return f"{entry.steps} steps in one call, and one behind them, equal the integer graph{cost}"
 
 
 def every_layer(

@@ -33,6 +33,8 @@ from dovetail.target.registry import is_installed, load_target
 
 SIMULATORS = ("iss", "rtl", "qemu", "host")
 """Simulators a build runs on."""
+_EITHER = "_or_step"
+"""Ends the name of the C function that computes one step or several."""
 BOARD = "board"
 """Stands in place of the simulator's name for a run on a board."""
 
@@ -156,14 +158,7 @@ def run_build(
         raise DovetailError(what, where="--sim, --on", hint="leave out one of them")
     simulator = BOARD if board is not None else simulator or default_simulator(build.target)
     run, owners = _owners(build, inputs, simulator)
-    sets = [
-        {port.place: _contents(port, arrays[port.name]) for port in own.manifest.inputs}
-        for own, arrays in zip(owners, inputs, strict=True)
-    ]
-    if run is not build:
-        turn = f"{run.manifest.model_prefix}_next+0"
-        for own, each in zip(owners, sets, strict=True):
-            each[turn] = int(own is not build).to_bytes(4, "little")
+    sets = [_set(run, own, arrays) for own, arrays in zip(owners, inputs, strict=True)]
     wanted = {port.place: port.bytes for own in owners for port in own.manifest.outputs}
     sizes, delay = dict[str, int](), build.manifest.delay
     sets += sets[-1:] * delay
@@ -200,17 +195,34 @@ def several_steps(build: ProjectBuild) -> ProjectBuild | None:
 def _owners(
     build: ProjectBuild, inputs: Sequence[Mapping[str, Array]], simulator: str
 ) -> tuple[ProjectBuild, list[ProjectBuild]]:
-    """What is run, and the network that computes each inference; raises DovetailError where a simulator cannot."""
+    """The build that is run, and the network that computes each inference; raises DovetailError
+    where a simulator cannot."""
     several = several_steps(build)
     owners = [several if several and _is_of(several, arrays) else build for arrays in inputs]
     if several is None or several not in owners:
         return build, owners
-    source = f"src/{several.manifest.model_prefix}.c"
-    if simulator == BOARD or (simulator == "host" and source not in build.manifest.sources.host):
+    if not runs_several(build, simulator):
         what = "several steps in one call run on the simulated chip alone, and without engines on this computer"
         raise DovetailError(what, where=f"simulator '{simulator}'", hint="run single steps there")
-    entry = f"{several.manifest.model_prefix}_or_step"
+    entry = f"{several.manifest.model_prefix}{_EITHER}"
     return replace(several, manifest=structs.replace(several.manifest, entry=entry)), owners
+
+
+def _set(run: ProjectBuild, own: ProjectBuild, arrays: Mapping[str, Array]) -> dict[str, bytes]:
+    """The bytes of an inference of a network by place, and which of two networks it is."""
+    found = {port.place: _contents(port, arrays[port.name]) for port in own.manifest.inputs}
+    is_several = own.manifest.model_prefix == run.manifest.model_prefix
+    turn = {f"{run.manifest.model_prefix}_next+0": int(is_several).to_bytes(4, "little")}
+    return found | (turn if run.manifest.entry.endswith(_EITHER) else {})
+
+
+def runs_several(build: ProjectBuild, simulator: str) -> bool:
+    """Whether a build computes several steps in one call on a simulator: not on a board, and on the host only without
+    engines that are simulated devices."""
+    several = several_steps(build)
+    if several is None or simulator == BOARD:
+        return False
+    return simulator != "host" or f"src/{several.manifest.model_prefix}.c" in build.manifest.sources.host
 
 
 def _is_of(build: ProjectBuild, arrays: Mapping[str, Array]) -> bool:
@@ -253,11 +265,17 @@ def _guarded(build: ProjectBuild, devices: _Devices) -> _Devices:
     target, several = build.target, several_steps(build)
     parts = [(build.folder, build), *([(build.folder / PREFILL, several)] if several else [])]
     plans = [(read_plan(folder, len(one.manifest.layers)), one.manifest.layers) for folder, one in parts]
-    placed = [(memory, buffer) for plan, _ in plans for memory in plan["memories"].values() for buffer in memory["buffers"]]
+    placed = [
+        (memory, buffer) for plan, _ in plans for memory in plan["memories"].values() for buffer in memory["buffers"]
+    ]
     starts = [(memory["base"] + buffer["address"], buffer) for memory, buffer in placed]
     others = [(start, start + buffer["bytes"], buffer["name"]) for start, buffer in starts]
     others += [(one.base, one.base + one.size, f"the memory {one.name}") for one in target.memories]
-    used = {target.code, target.values, *(name for plan, _ in plans for name, one in plan["memories"].items() if one["buffers"])}
+    used = {
+        target.code,
+        target.values,
+        *(name for plan, _ in plans for name, one in plan["memories"].items() if one["buffers"]),
+    }
     own = [(one.base, one.base + one.size, one.name) for one in target.memories if one.name not in used]
     found = list(devices)
     for place, engine in enumerate(engine for engine in target.engines if engine.device):

@@ -136,7 +136,17 @@ def _summary(compiled: Compiled) -> str:
         parts.append(compiled.pipeline.describe())
     elif len(target.cores) > 1:
         parts.append(f"on {len(target.cores)} cores")
+    if compiled.prefill:
+        parts.append(_prefill_sentence(compiled.prefill, target))
     return "; ".join(parts)
+
+
+def _prefill_sentence(prefill: Compiled, target: Target) -> str:
+    """The needs of a network of several steps, in words."""
+    own = sum(array.nbytes for _, array in prefill.unit.constants.values())
+    peaks = ", ".join(f"{use.memory} {use.peak:,}" for use in prefill.plan.placements if use.peak)
+    clock = f", {_cycles(prefill.assignment.clock, target)}" if prefill.assignment.clock else ""
+    return f"{prefill.unit.steps_at_once} steps in one call: {peaks} bytes, {own:,} bytes of constants more{clock}"
 
 
 def _cycles(cycles: int, target: Target) -> str:

@@ -99,6 +99,7 @@ def _run(folder: Path, options: RunOptions, own: Options, board: Board | None) -
         if graph is not None and options.check_layers:
             show("comparing every layer")
             layers = prove.every_layer(build, graph, options.sim, inputs, options.core)
+        several = prove.several_at_once(build, graph, options.sim) if graph is not None and board is None else ""
     note_seeded(options.input_file)
     if options.output_file is not None:
         write_outputs(options.output_file, result.outputs, batched)
@@ -108,6 +109,8 @@ def _run(folder: Path, options: RunOptions, own: Options, board: Board | None) -
             say(layers)
         if graph is not None:
             say(prove.prove(result, graph, inputs))
+        if several:
+            say(several)
 
 
 document(__name__)

@@ -160,6 +160,17 @@ class StackEntry(msgspec.Struct, frozen=True):
     """Bytes of code and constants; 0 where no compiler was found."""
 
 
+class PrefillEntry(msgspec.Struct, frozen=True):
+    """A network that computes several steps in one call."""
+
+    steps: Annotated[int, Meta(ge=2)]
+    """Steps of a call."""
+    place: str
+    """Input that says at which place of the states a step writes."""
+    places: Annotated[int, Meta(ge=2)]
+    """Places of the states."""
+
+
 class BuildManifest(msgspec.Struct, frozen=True, kw_only=True):
     """A build's description of itself. A file may say more, which only people read."""
 
@@ -192,8 +203,8 @@ class BuildManifest(msgspec.Struct, frozen=True, kw_only=True):
     arena: str | None = None
     """C name of the memory a caller may give; None where the build has its own."""
     cores: Annotated[int, Meta(ge=1)] | None = None
-    prefill: Count = 0
-    """Steps that the network of several steps computes in one call; 0 without one."""
+    prefill: PrefillEntry | None = None
+    """Its network of several steps in one call."""
     delay: Count = 0
     """In a pipeline: calls between an input and its outputs."""
     conversions: tuple[Conversion, ...] = ()

@@ -14,14 +14,15 @@ import numpy as np
 
 from dovetail.errors import ModelError
 from dovetail.ir.graph import Graph, GraphBuilder, Node, evaluate, verify
-from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.elementwise import Compare, CompareKind
 from dovetail.ir.operators.linear import FullyConnected
 from dovetail.ir.operators.movement import Concat, Gather, Reshape, Slice, Transpose
 from dovetail.ir.operators.sequence import Attention, FixedAttention, WriteRow
+from dovetail.ir.pattern import apply, occurrence
 from dovetail.ir.types import Array, Shape
 
-_ATTENDS = (Attention, FixedAttention)
+_WRITES, _ATTENDS, _MOVES = apply(WriteRow), apply((Attention, FixedAttention)), apply((Transpose, Slice, Concat))
+_DENSE, _AXES, _PART, _JOINT = apply(FullyConnected), apply(Transpose), apply(Slice), apply(Concat)
 
 
 def prefilled(graph: Graph, count: int) -> Graph:
@@ -48,7 +49,7 @@ def prefilled(graph: Graph, count: int) -> Graph:
     for node in reversed(graph.nodes):
         needed |= set(node.inputs) if node.output in needed else set()
     builder = GraphBuilder(f"{graph.name}_prefill")
-    steps = _Steps(graph, count, builder)
+    steps = _SeveralSteps(graph, count, builder)
     for name in graph.given:
         kind = graph.types[name]
         steps.stacked[name] = builder.input(name, replace(kind, shape=steps.shape(kind.shape)))
@@ -72,7 +73,14 @@ def place_of(graph: Graph) -> tuple[str, int]:
     places = {_source(graph, node.inputs[2]) for node in writers}
     if len(places) != 1 or (place := places.pop()) not in graph.given:
         raise _refused(graph, "its rows are not all written at one place that is an input")
-    return place, min(graph.types[node.output].shape[node.expect(WriteRow).axis] for node in writers)
+    return place, min(graph.types[node.output].shape[_axis(graph, node)] for node in writers)
+
+
+def _axis(graph: Graph, node: Node) -> int:
+    """The axis of places of a node that writes rows."""
+    match = occurrence(_WRITES, graph, node)
+    assert match is not None
+    return match[_WRITES].axis
 
 
 def check_steps(step: Graph, several: Graph, place: str, inputs: Mapping[str, Array]) -> None:
@@ -116,7 +124,7 @@ def _source(graph: Graph, value: str) -> str:
 def _writer(graph: Graph, read: str, written: str) -> Node:
     """The node that writes a row of a state, which nothing else reads as it was."""
     node = graph.producer(written)
-    if node is None or not isinstance(node.operator, WriteRow) or node.inputs[0] != read or graph.readers(read) != 1:
+    if node is None or not _WRITES.fits(node) or node.inputs[0] != read or graph.readers(read) != 1:
         raise _refused(graph, f"the state {read} is not a buffer that a step writes one row of")
     return node
 
@@ -124,7 +132,7 @@ def _writer(graph: Graph, read: str, written: str) -> Node:
 def _check_order(graph: Graph, place: str) -> None:
     """Raise ModelError where attention may read places behind the step's own."""
     for node in graph.nodes:
-        if not isinstance(node.operator, _ATTENDS):
+        if not _ATTENDS.fits(node):
             continue
         live = graph.producer(_source(graph, node.inputs[3]))
         known = live is not None and live.operator == Compare(CompareKind.LESS_OR_EQUAL)
@@ -136,7 +144,7 @@ def _check_order(graph: Graph, place: str) -> None:
 
 
 @dataclass
-class _Steps:
+class _SeveralSteps:
     """The graph of several steps while it is made."""
 
     graph: Graph
@@ -169,22 +177,18 @@ class _Steps:
     def add_all(self, node: Node) -> None:
         """Add a node for all steps; raises ModelError for an operator that does not take several."""
         operator, add = node.operator, self.builder.add
-        if isinstance(operator, WriteRow):
-            self.single[node.output] = add(operator, self._row(node, operator), node.output, node.origin)
+        if _WRITES.fits(node):
+            self.single[node.output] = add(operator, self._row(node), node.output, node.origin)
             return
         of_states = [name for name in node.inputs if name in self.single and name not in self.stacked]
-        if of_states and not (operator.moves_only or isinstance(operator, _ATTENDS)):
+        if of_states and not (operator.moves_only or _ATTENDS.fits(node)):
             raise _refused(self.graph, f"{node.output} reads {of_states[0]}, which is of the states")
         if not any(name in self.stacked for name in node.inputs):
             inputs = [self.single.get(name, name) for name in node.inputs]
             self.single[node.output] = add(operator, inputs, node.output, node.origin)
             return
-        if isinstance(operator, _ATTENDS):
-            found = self._attended(node)
-        elif isinstance(operator, Transpose | Slice | Concat):
-            found = self._moved(node)
-        else:
-            found = self._computed(node)
+        make = self._attended if _ATTENDS.fits(node) else self._moved if _MOVES.fits(node) else self._computed
+        found = make(node)
         self.stacked[node.output] = self._seen(found, self.shape(self.graph.types[node.output].shape))
 
     def _seen(self, value: str, shape: Shape) -> str:
@@ -198,10 +202,10 @@ class _Steps:
             raise _refused(self.graph, f"{value} is moved together with values of a step")
         return self._seen(self.stacked[value], (self.count, *self.graph.types[value].shape))
 
-    def _row(self, node: Node, operator: WriteRow) -> list[str]:
+    def _row(self, node: Node) -> list[str]:
         """The operands of a node that writes rows."""
         old, row, place = node.inputs
-        shape, axis, rows = self.graph.types[row].shape, operator.axis, self._apart(row)
+        shape, axis, rows = self.graph.types[row].shape, _axis(self.graph, node), self._apart(row)
         order = (*range(1, axis + 1), 0, *range(axis + 1, len(shape) + 1))
         if set(shape[:axis]) - {1}:
             rows = self.builder.add(Transpose(order), [rows], row)
@@ -222,23 +226,24 @@ class _Steps:
 
     def _moved(self, node: Node) -> str:
         """Elements of all steps moved within each step."""
-        operator: Operator = node.operator
-        if isinstance(operator, Transpose):
-            operator = Transpose((0, *(axis + 1 for axis in operator.permutation)))
-        elif isinstance(operator, Slice):
-            operator = Slice((0, *operator.start), (self.count, *operator.stop), (1, *operator.step))
-        elif isinstance(operator, Concat):
-            operator = Concat(operator.axis % len(self.graph.types[node.output].shape) + 1)
+        graph, operator = self.graph, node.operator
+        if axes := occurrence(_AXES, graph, node):
+            operator = Transpose((0, *(axis + 1 for axis in axes[_AXES].permutation)))
+        elif part := occurrence(_PART, graph, node):
+            start, stop, step = part[_PART].start, part[_PART].stop, part[_PART].step
+            operator = Slice((0, *start), (self.count, *stop), (1, *step))
+        elif joint := occurrence(_JOINT, graph, node):
+            operator = Concat(joint[_JOINT].axis % len(graph.types[node.output].shape) + 1)
         return self.builder.add(operator, [self._apart(name) for name in node.inputs], node.output, node.origin)
 
     def _computed(self, node: Node) -> str:
-        """What is computed element by element, row by row or from a table; raises ModelError for anything else."""
+        """Values computed element by element, row by row or from a table; raises ModelError for anything else."""
         operator, result = node.operator, self.graph.types[node.output].shape
         whole = self.shape(result)
         if operator.is_view:
             return self.builder.add(Reshape(whole), [self.stacked[node.inputs[0]]], node.output, node.origin)
-        from_table = isinstance(operator, Gather) and operator.axis == 0 and node.inputs[0] in self.graph.constants
-        dense = isinstance(operator, FullyConnected) and len(result) == 2 and result[0] == 1
+        from_table = operator == Gather(0) and node.inputs[0] in self.graph.constants
+        dense = _DENSE.fits(node) and len(result) == 2 and result[0] == 1
         if not (operator.pointwise or operator.is_rowwise or from_table or dense):
             raise _refused(self.graph, f"{node.output} is computed by {operator.class_name}")
         inputs = [self.stacked.get(name, name) for name in node.inputs]

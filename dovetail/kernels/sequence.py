@@ -370,6 +370,12 @@ def _weight(operator: FixedAttention | AttentionWeights, table: str, far: int, b
     return ["int32_t weight_{n} = 0;", *block(f"if (distance_{{n}} < {far})", inside)]
 
 
+def _cleared(nbytes: int) -> Lines:
+    """The statements that make so many bytes of the result 0."""
+    cleared = "__builtin_memset(__builtin_assume_aligned(output + at, 4), 0, 16);"
+    return block(f"for (int32_t at = 0; at < {nbytes}; at += 16)", [cleared])
+
+
 _HEADS = 8
 """Most heads whose largest scores are kept in registers."""
 
@@ -399,13 +405,6 @@ def _attention_weights(scope: KernelScope, operator: AttentionWeights) -> Kernel
         read = f"const int32_t score_{{n}} = score[{'{n}' if rows == 1 else f'{{n}} * {rows}'}];"
         weigh = ["const int32_t distance_{n} = largest_{n} - score_{n};", *_weight(operator, table, far, stored)]
         own = total(product("first", every), product("head", rows), row)
-        cleared = code(
-            f"""
-            for (int32_t at = 0; at < {2 * every * places}; at += 16) {{
-                __builtin_memset(__builtin_assume_aligned(output + at, 4), 0, 16);
-            }}
-            """
-        )
         weighed = code(
             f"""
             @limits
@@ -434,7 +433,7 @@ def _attention_weights(scope: KernelScope, operator: AttentionWeights) -> Kernel
             ),
             weights=each(read, *weigh),
         )
-        return [*cleared, *loop("row", rows, weighed)]
+        return [*_cleared(2 * every * places), *loop("row", rows, weighed)]
 
     return scope.writer(body)
 

@@ -117,8 +117,8 @@ _MOST_SCORES = 1 << 13
 
 
 @dataclass(frozen=True)
-class _Draft:
-    """Where the nodes of an attention are added."""
+class _Parts:
+    """A graph to which the nodes of an attention are added."""
 
     builder: GraphBuilder
     node: Node
@@ -151,13 +151,16 @@ class _Draft:
         shape = self.kind(value).shape
         if stop - first == shape[axis]:
             return value
-        start, end = (tuple(at if place == axis else other for place, other in enumerate(whole)) for at, whole in ((first, (0,) * len(shape)), (stop, shape)))
+        start, end = (
+            tuple(at if place == axis else other for place, other in enumerate(whole))
+            for at, whole in ((first, (0,) * len(shape)), (stop, shape))
+        )
         return self.add(Slice(start, end, (1,) * len(shape)), value)
 
 
 def _attend(builder: GraphBuilder, node: Node, one: _CachedAttention, packs: int, names: dict[str, str]) -> None:
     """Add the nodes of an attention; `names` learns what they give."""
-    draft, both = _Draft(builder, node, names), one.caches
+    draft, both = _Parts(builder, node, names), one.caches
     (groups, places, depth), (_, _, width) = (one.shape for one in both)
     (past, key, place), (before, value, at) = (one.node.inputs for one in both)
     count = draft.kind(place).elements
@@ -182,16 +185,18 @@ def _attend(builder: GraphBuilder, node: Node, one: _CachedAttention, packs: int
         sums = draft.add(BitProduct(one.operator.value_zero_point + _SHIFT), weights, values)
         shares = draft.add(Conv2d(), weights, ones)
         end = AttentionEnd(groups, stop - first)
-        parts.append(draft.add(end, sums, shares) if rows > each else builder.add(end, [sums, shares], node.output, node.origin))
+        parts.append(
+            draft.add(end, sums, shares) if rows > each else builder.add(end, [sums, shares], node.output, node.origin)
+        )
     found = parts[0] if len(parts) == 1 else builder.add(Concat(1), parts, node.output, node.origin)
     names |= {node.output: found, both[0].node.output: keys, both[1].node.output: values}
 
 
-def _spread(draft: _Draft, queries: str, constants: tuple[str, str], zero_point: int, groups: int) -> str:
+def _spread(draft: _Parts, queries: str, constants: tuple[str, str], zero_point: int, groups: int) -> str:
     """The queries of all heads, uint8 [heads * rows, groups * depth], with nothing in the channels of other groups."""
     heads, rows, depth = draft.kind(queries).shape
     centred = draft.add(Offset(-zero_point, DType.INT32), queries)
-    if rows > 1:
+    if len(draft.kind(constants[0]).shape) > 3:
         centred = draft.add(Reshape((heads, rows, 1, depth)), centred)
     spread = draft.add(Add(), draft.add(Binary(BinaryKind.MULTIPLY), centred, constants[0]), constants[1])
     return draft.add(Reshape((heads * rows, groups * depth)), draft.add(Clip(0, 255, DType.UINT8), spread))

@@ -12,7 +12,7 @@ from dovetail.codegen.emit.lines import Hole, Line, Ticket, job_name, kernel_cal
 from dovetail.codegen.emit.repeat import Repeat, is_repeat, loop_lines
 from dovetail.codegen.emit.tickets import tickets
 from dovetail.codegen.emit.unit import Unit, state_bytes
-from dovetail.kernels.c import Lines, block, code, identifier, one_line
+from dovetail.kernels.c import Lines, block, code, function, identifier, one_line
 from dovetail.program.ir import Begin, Call, LaunchStatement, Statement, Wait
 from dovetail.program.series import Loop
 from dovetail.schedule.region import Region
@@ -66,22 +66,16 @@ def model_source(unit: Unit) -> str:
 
 
 def _of_base(unit: Unit, base: Unit) -> Lines:
-    """What a network of several steps has of that of one, and the function that runs either."""
-    return code(
-        f"""
-        extern uint8_t {unit.has_states};
-        uint32_t {unit.model}_next;
-
-        void {unit.model}_or_step(void)
-        {{
-            if ({unit.model}_next != 0u) {{
-                {unit.model}_run();
-            }} else {{
-                {base.model}_run();
-            }}
-        }}
-        """
-    ) + [""]
+    """Declarations that a network of several steps shares with that of one, and the function that runs either."""
+    either = [
+        f"if ({unit.model}_next != 0u) {{",
+        f"    {unit.model}_run();",
+        "} else {",
+        f"    {base.model}_run();",
+        "}",
+    ]
+    flags = [f"extern uint8_t {unit.has_states};", f"uint32_t {unit.model}_next;", ""]
+    return [*flags, *function(f"void {unit.model}_or_step", ["void"], either), ""]
 
 
 def _state_functions(unit: Unit) -> Lines:

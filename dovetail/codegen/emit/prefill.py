@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dovetail.codegen.emit.unit import StackNeed, Unit
+from dovetail.codegen.emit.unit import Unit
 from dovetail.errors import PlanError, TargetError
 
 
@@ -39,9 +39,3 @@ def joined_units(step: Unit, several: Unit) -> tuple[Unit, Unit]:
         raise PlanError(what, where=step.program.name, hint="report this with model and target; leave out --prefill")
     step = replace(step, room=several.own_extents())
     return step, replace(several, base=step)
-
-
-def larger(one: StackNeed, other: StackNeed) -> StackNeed:
-    """The stack of a program that calls two networks, by that of each."""
-    unknown = next((need for need in (one, other) if need.nbytes is None), None)
-    return unknown or max(one, other, key=lambda need: need.nbytes or 0)

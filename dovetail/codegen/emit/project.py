@@ -138,12 +138,13 @@ def with_said(project: Project, unit: Unit, notes: Sequence[Note]) -> Project:
     return replace(again, files={**project.files, **again.files})
 
 
-def joined(step: Project, several: Project, unit: Unit, own: Unit) -> Project:
+def joined(step: Project, several: Project, unit: Unit, own: Unit, place: tuple[str, int]) -> Project:
     """The project of a step with the network of several steps: its sources, and its description in a folder.
 
     Args:
         step: as emitted by itself. several: as emitted by itself.
         unit: of the step, as `joined_units` gives it. own: of several steps.
+        place: the input that is the place of a step, and how many places there are.
     """
     first, second = (
         emit_project(one, json.loads(project.files[MANIFEST])) for one, project in ((unit, step), (own, several))
@@ -156,7 +157,8 @@ def joined(step: Project, several: Project, unit: Unit, own: Unit) -> Project:
     host = tuple(dict.fromkeys((*first.host_sources, *(name for name in on_host if name in new))))
     sources = {"target": target, "host": host, "board": board_sources(target), "data": (*first.data, *second.data)}
     found = Project({}, target, host, step.graph, {**first.sources, **new}, {**first.data, **second.data})
-    found = _described(found, unit, {**json.loads(first.files[MANIFEST]), "sources": sources, "prefill": own.steps_at_once})
+    entry = {"steps": own.steps_at_once, "place": place[0], "places": place[1]}
+    found = _described(found, unit, {**json.loads(first.files[MANIFEST]), "sources": sources, "prefill": entry})
     described = {**json.loads(second.files[MANIFEST]), "sources": sources}
     found = found.with_file(PLAN, step.files[PLAN]).with_file(f"{PREFILL}/{PLAN}", several.files[PLAN])
     return found.with_file(f"{PREFILL}/{MANIFEST}", json.dumps(described, indent=2, sort_keys=True) + "\n")

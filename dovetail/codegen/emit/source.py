@@ -88,7 +88,7 @@ def _prefill_header(unit: Unit, base: Unit) -> str:
     """The header of a network that computes several steps of another one."""
     count = unit.steps_at_once
     lines = code(f"""
-        /* {one_line(base.program.name)}: {count} steps in one call, with the states, weights and memory of {base.model}.h.
+        /* {one_line(base.program.name)}: {count} steps in one call, with memory and weights of {base.model}.h.
 
            Each step is at the place behind that of the step before; all places are within the states. The outputs are
            those of the last step, the states are as {count} calls of {base.model}_run leave them. */
@@ -105,9 +105,10 @@ def _prefill_header(unit: Unit, base: Unit) -> str:
             lines += ["", *_port(unit, kind, index, name, view)]
     if unit.stack is not None:
         lines += ["", *_stack(unit, unit.stack)]
-    lines += code(f"""
+    lines += code(
+        f"""
         @blank
-        /* Computes the outputs from the inputs. Not reentrant; inputs may be overwritten, and those of {base.model}_run. */
+        /* Computes the outputs from the inputs. Not reentrant; inputs may be overwritten, those of a step too. */
         void {unit.model}_run(void);
 
         extern uint32_t {unit.model}_next;      /* 1: what the function below runs next is {unit.model}_run */
@@ -116,7 +117,9 @@ def _prefill_header(unit: Unit, base: Unit) -> str:
         #ifdef __cplusplus
         }}
         #endif
-    """, blank=[""])
+    """,
+        blank=[""],
+    )
     return guard(f"{unit.model.upper()}_H", "\n".join([*lines, ""]))
 
 

@@ -308,6 +308,11 @@ class Unit:
             offset += buffer.address - self.target.memory(buffer.memory).base
         return ByteAddress(base, offset)
 
+    @property
+    def known_constants(self) -> dict[tuple[str, bytes], str]:
+        """C type and digest of each constant -> its name."""
+        return {(kind, digest(array)): name for name, (kind, array) in self.constants.items()}
+
     def driver_headers(self) -> Lines:
         """The headers of the engines' drivers, by bare name."""
         files = [resource.rpartition(":")[2] for engine in self.target.engines for resource in engine.driver]
@@ -327,7 +332,7 @@ def make_unit(
     """Choose kernels, constants and names for a program; `base` is the network of one step, for one of several."""
     model = model_name(program.name, target.engines)
     by_linker = [name for name in sorted(program.constants) if program.buffers[name].address is None]
-    there = {(kind, digest(array)): name for name, (kind, array) in base.constants.items()} if base else {}
+    there = base.known_constants if base else {}
     same = {name: there.get(("uint8_t", digest(program.constants[name]))) for name in by_linker if there}
     aligned = {f"{base.model}_{name}" for name in read_in_place(base.program)} if base else set[str]()
     in_place = read_in_place(program)
@@ -336,7 +341,7 @@ def make_unit(
     for index, kept in enumerate(program.states if base is None else ()):
         if (content := state_bytes(kept.first)).size > 1:
             constants[f"{model}_state_{index}_first"] = ("uint8_t", content)
-    calls, functions, blocks = kernel_calls(program, regions, target, model, optimize, constants, there)
+    calls, functions, blocks = kernel_calls(program, regions, target, model, optimize, constants, base)
     launches = [(index, one) for index, one in enumerate(program.statements) if isinstance(one, LaunchStatement)]
     joint = _joint_commands(program, target, regions)
     stems = _stems(program, model, launches)
@@ -472,10 +477,10 @@ def kernel_calls(
     model: str,
     optimize: Optimize,
     constants: dict[str, tuple[str, Array]],
-    there: Mapping[tuple[str, bytes], str],
+    base: Unit | None,
 ) -> tuple[KernelCalls, tuple[CoreKernel, ...], Blocks]:
     """The kernel of every call, the functions there are, and the blocks of those that layers share; all names begin
-    with `model`, and `constants` gains those of the kernels that are not `there`: C type and digest -> name."""
+    with `model`, and `constants` gains those of the kernels that `base` has not."""
     core = core_traits(target.core)
     calls = {index: call for index, call in enumerate(program.statements) if isinstance(call, Call)}
     stems = _numbered([f"{model}_{program.layers[call.layer]}" for call in calls.values()])
@@ -489,11 +494,11 @@ def kernel_calls(
         }
         requests.append(kernels.scope_of(as_it_lies(call), f"{stem}_kernel", core, **settings))
     little = range(len(requests)) if optimize is Optimize.SIZE else with_little_work([one.graph for one in requests])
-    _share_lanes(requests, list(calls.values()))
+    _share_lanes(requests, list(calls.values()), base)
     made = kernels.generate_all(requests, little)
     found: dict[int, tuple[CoreKernel, Mapping[str, str]]] = {}
     shared: dict[str, CoreKernel] = {}
-    names = _ConstantNames(constants, known=dict(there))
+    names = _ConstantNames(constants, known=base.known_constants if base else {})
     for index, stem, kernel in zip(calls, stems, made, strict=True):
         own = f"\ncore {calls[index].core}" if kernel.has_storage else ""
         text = f"{kernel.block.c_type if kernel.block else ''}\n{kernel.key}{own}"  # what one function has in common
@@ -502,18 +507,29 @@ def kernel_calls(
     return found, tuple(shared.values()), names.blocks
 
 
-def _share_lanes(requests: Sequence[KernelScope], calls: Sequence[Call]) -> None:
+def _share_lanes(requests: Sequence[KernelScope], calls: Sequence[Call], base: Unit | None) -> None:
     """Have calls of the same weights, as stripes of a layer are, read them in the order that the largest of these calls
-    wants."""
+    wants, or in that of the base."""
     groups: dict[bytes, list[int]] = {}
     for index, request in enumerate(requests):
-        if constants := request.graph.constants.values():
-            groups.setdefault(digest(max(constants, key=lambda array: array.nbytes)), []).append(index)
+        if request.graph.constants:
+            groups.setdefault(_weights_of(request.graph), []).append(index)
+    known = {index: base.program.statements[index] for index in base.calls} if base else {}
+    graphs = {index: one.graph for index, one in known.items() if isinstance(one, Call) and one.graph.constants}
+    given = {_weights_of(graph): base.calls[index][0].lanes for index, graph in graphs.items()} if base else {}
+    for weights in [one for one in groups if one in given]:
+        for index in groups.pop(weights):
+            requests[index].lanes = given[weights]
     for same in (group for group in groups.values() if len(group) > 1):
         largest = max(same, key=lambda index: calls[index].result.type.elements)
         lanes = kernels.generated(replace(requests[largest], overwritten=None, layouts={})).lanes
         for index in same:
             requests[index].lanes = lanes
+
+
+def _weights_of(graph: Graph) -> bytes:
+    """Digest of the largest constant of a call."""
+    return digest(max(graph.constants.values(), key=lambda array: array.nbytes))
 
 
 def _numbered(stems: Sequence[str]) -> Lines:

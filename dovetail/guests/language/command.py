@@ -109,23 +109,36 @@ def _on_firmware(
     """The figures of the firmware's run over a text, given with the tokens of its prompt.
     Raises DovetailError where it chooses another token than the graph."""
     from dovetail.guests.language import generation
-    from dovetail.run import default_simulator, run_build
+    from dovetail.run import BOARD, default_simulator, run_build, runs_several
 
     tokens, prompt = text
     roles, where = generation.roles_of(graph), board.where if board else options.sim or default_simulator(build.target)
-    steps = [roles.inputs(graph.types, token, step) for step, token in enumerate(tokens[:-1])]
+    each = [roles.inputs(graph.types, token, step) for step, token in enumerate(tokens[:-1])]
+    entry = build.manifest.prefill
+    count = entry.steps if entry and runs_several(build, BOARD if board else str(where)) else prompt + 1
+    if entry and count > prompt:
+        note(f"the prompt is computed token by token: it has {prompt} tokens, calls of {entry.steps} are for the chip")
+    calls = prompt // count
+    ends = [*range(count - 1, calls * count, count), *range(calls * count, len(each))]
+    steps = [generation.together(each[at - count + 1 : at + 1]) for at in ends[:calls]] + each[calls * count :]
     with progress("starting") as report:
-        report(f"running {len(steps)} steps on {where}")
+        report(f"running {len(each)} steps on {where}")
         start = time.perf_counter()
         result = run_build(build, options.sim, steps, board=board)
         seconds = time.perf_counter() - start
-    outputs = [found[graph.results[0]] for found in result.outputs]
+    outputs = {at: found[graph.results[0]] for at, found in zip(ends, result.outputs, strict=True)}
     other = generation.first_other(tokens, outputs, prompt, how)
     if other is not None:
         what = f"the firmware chooses another token than the integer graph at place {other}"
         raise DovetailError(what, where=str(where), hint="see dovetail run --check-layers for the layer that differs")
-    figures: dict[str, object] = {"where": str(where), "steps": len(steps), "seconds": round(seconds, 3)}
-    cycles = [one.total_cycles for one in result.simulation.inferences if one.total_cycles is not None]
+    figures: dict[str, object] = {"where": str(where), "steps": len(each), "seconds": round(seconds, 3)}
+    taken = [one.total_cycles for one in result.simulation.inferences if one.total_cycles is not None]
+    cycles = taken[calls:]
+    if calls and taken:
+        figures |= {
+            "prefill_steps": calls * count,
+            "prefill_cycles_per_token": round(sum(taken[:calls]) / calls / count),
+        }
     if cycles:
         figures["cycles_per_token"] = round(sum(cycles) / len(cycles))
         if options.hertz:
@@ -136,6 +149,9 @@ def _on_firmware(
 def _sentence(figures: dict[str, object]) -> str:
     """The figures as a line."""
     parts = [f"{figures['steps']} steps on {figures['where']} choose the same tokens"]
+    if "prefill_steps" in figures:
+        each = f"{figures['prefill_cycles_per_token']:,} cycles each"
+        parts.append(f"the first {figures['prefill_steps']} were computed several in a call, in {each}")
     if "cycles_per_token" in figures:
         parts.append(f"{figures['cycles_per_token']:,} cycles a token")
     if "tokens_per_second" in figures:

@@ -56,6 +56,12 @@ class Roles:
         return found
 
 
+def together(steps: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """The inputs of several steps in one call, from those of each."""
+    shape = {name: array.shape[1:] if array.shape[:1] == (1,) else array.shape for name, array in steps[0].items()}
+    return {name: np.stack([one[name].reshape(shape[name]) for one in steps]) for name in shape}
+
+
 def roles_of(graph: Graph) -> Roles:
     """The inputs of a language model, found by names and shapes; raises DovetailError for others than a token, perhaps
     a position and a mask, and for a graph without states."""
@@ -103,12 +109,12 @@ def generate(graph: Graph, prompt: Sequence[int], count: int, how: Sampling, end
             return
 
 
-def first_other(tokens: Sequence[int], outputs: Sequence[Array], prompt: int, how: Sampling) -> int | None:
+def first_other(tokens: Sequence[int], outputs: Mapping[int, Array], prompt: int, how: Sampling) -> int | None:
     """The first place at which logits that were computed elsewhere choose another token; None where none does.
 
     Args:
         tokens: of the text, those of the prompt first.
-        outputs: the logits of each step.
+        outputs: the logits by step; those of the prompt's last one and all behind.
         prompt: how many tokens the prompt has.
         how: they are chosen.
     """

@@ -9,7 +9,7 @@ import numpy as np
 
 from dovetail.documented import document
 from dovetail.ir.operators.base import Cut, Int64Operator, Types, require
-from dovetail.ir.types import Box, DType, TensorType
+from dovetail.ir.types import Box, DType, Shape, TensorType
 
 _BITS = 8
 
@@ -104,14 +104,14 @@ class WriteBits(Int64Operator):
         return planes
 
     def meaning(self, planes: Any, row: Any, place: Any) -> Any:
-        places = place.reshape((row.shape[0],))
+        places, shape = place.reshape((row.shape[0],)), planes.shape
         for number in range(row.shape[0]):
-            planes = self._with(planes, row[number : number + 1], places[number : number + 1])
+            planes = self._with(shape, planes, row[number : number + 1], places[number : number + 1])
         return planes
 
-    def _with(self, planes: Any, row: Any, place: Any) -> Any:
+    def _with(self, shape: Shape, planes: Any, row: Any, place: Any) -> Any:
         """The planes with one neighbour of each row replaced."""
-        rows, groups, _, each = planes.shape
+        rows, groups, _, each = shape
         at, places = place.reshape((1, 1, 1)), groups * each * _BITS
         at = np.clip(np.where(at < 0, at + places, at), 0, places - 1)
         past = at - _BITS * np.arange(groups * each).reshape(groups, 1, each)
