@@ -330,11 +330,10 @@ def compile_graph(
         target: the machine.
         options: its policy and rounding are only noted down; its tuning file is not read.
         progress: told what is being done. choices: what is chosen for the knobs of regions, by region name.
-        model: the file the graph comes from, for the description of the build; None where there is none.
-        near: inputs and outputs that shall lie in the engines' memory, as the engines have them.
-        interpret: whether the program is compared with the graph in numpy; without, only its rules are verified.
-        steps: what the integers of inputs and outputs stand for, where that is known. work: the model's least work.
-        base: the network of one step, for several.
+        model: the file the graph comes from, for the build's description.
+        near: inputs and outputs that shall lie in the engines' memory, as the engines have them. work: the least work.
+        interpret: whether it is compared with the graph in numpy; without, only its rules are verified.
+        steps: of the integers of inputs and outputs, where known. base: the network of one step, for several.
 
     Raises:
         DovetailError: as `compile_model`.
@@ -352,8 +351,8 @@ def compile_graph(
     if interpret:
         check_program(planned.program, target, graph if striped else laid.graph, sample_inputs(graph))
     progress("writing C")
-    delay = pipeline.delay if pipeline else 0
-    unit = make_unit(planned.program, laid.regions, target, Optimize(options.optimize), delay, base)
+    aim, delay = Optimize(options.optimize), pipeline.delay if pipeline else 0
+    unit = make_unit(planned.program, laid.regions, target, aim, delay, base)
     rounding = rounding_of(model, target, options)
     unit = replace(
         unit,
@@ -389,11 +388,12 @@ def _described(compiled: Compiled) -> Compiled:
     else:
         need = stack_need(unit, project)
         if compiled.prefill is not None:
-            several = replace(compiled.prefill.unit, stack=stack_need(compiled.prefill.unit, project))
+            own = stack_need(compiled.prefill.unit, project)
+            several = replace(compiled.prefill.unit, stack=own)
             project = with_need(project, several)
             compiled = replace(compiled, prefill=replace(compiled.prefill, unit=several))
             constants = sum(array.nbytes for _, array in several.constants.values())
-            need = replace(larger(need, several.stack), flash=need.flash + constants)
+            need = replace(larger(need, own), flash=need.flash + constants)
     if need.nbytes is not None and need.nbytes > (reserved := target.core.stack):
         what = f"it needs {need.nbytes:,} bytes of stack as {need.compiler} compiles it, {reserved:,} are reserved"
         hint = "--set core.stack={0}, or Core(stack={0}) in the target's file".format(-(-need.nbytes // 64) * 64)

@@ -14,7 +14,7 @@ class Stages:
     """Saves and checks each stage as it is made."""
 
     folder: Path | None
-    """Where stages are saved as ONNX; None for nowhere."""
+    """The folder for stages as ONNX; None for no files."""
     check: bool
     """Whether each stage is compared with the one before."""
     count: int = 0
