@@ -51,9 +51,9 @@ from dovetail.read import load_model, own_rounding
 from dovetail.schedule.assign import Assignment, Refused, assign, one_by_one
 from dovetail.schedule.assign.pins import read_pins
 from dovetail.schedule.joint import side_by_side
-from dovetail.schedule.knobs import choose, region_space
+from dovetail.schedule.knobs import alike, choose, region_space
 from dovetail.schedule.layout import LayoutPlan, choose_layouts
-from dovetail.schedule.partition import initial_partition
+from dovetail.schedule.partition import initial_partition, layer_cycles
 from dovetail.schedule.pipeline import Pipeline, check_pipeline, pipelined
 from dovetail.schedule.plan import Plan, check_reserved, plan
 from dovetail.schedule.region import CoreGroup, LaidRegion, Region
@@ -64,8 +64,6 @@ from dovetail.schedule.weights import with_narrow_weights
 from dovetail.target.calibration import calibrated
 from dovetail.target.description import Policy, Target, check_cores, with_cores
 from dovetail.target.pattern import Choice
-from dovetail.timing.kernels import core_cycles
-from dovetail.user_file import asking
 
 
 @dataclass(frozen=True)
@@ -211,24 +209,12 @@ def _tell_of_policies(integers: Graph, adapted: Graph, target: Target, options: 
     own, *others = target.policies
     if not others or target.core.is_host:
         return
-    cycles = {one.name: _estimate(adapt(integers, one), target) for one in others}
-    least, default = min(cycles, key=lambda name: cycles[name]), _estimate(adapted, target)
+    cycles = {one.name: layer_cycles(adapt(integers, one), target) for one in others}
+    least, default = min(cycles, key=lambda name: cycles[name]), layer_cycles(adapted, target)
     if cycles[least] < _LESS * default:
         figures = f"{cycles[least]:,.0f} cycles in place of {default:,.0f} by estimate"
         what = f"the policy '{own.name}' is the default; --requant '{least}' would take {figures}"
         options.tell(Note(Kind.SLOWER, what))
-
-
-def _estimate(graph: Graph, target: Target) -> float:
-    """Cycles of a graph's layers one after the other, copies and tiles left out."""
-    cycles = 0.0
-    for one in initial_partition(graph, target):
-        if one.offload is not None and one.match is not None:
-            with asking(f"the cycles of {one.offload.name} for {one.name}"):
-                cycles += one.offload.cycles(one.match)
-        elif not one.is_view:
-            cycles += core_cycles(one.graph, target)
-    return cycles
 
 
 def _say_float_ends(graph: Graph, options: Options) -> None:
@@ -265,9 +251,12 @@ def compile_model(model: Path, target: Target, options: Options, progress: Progr
         policy = policy_of(target, options).name
         of = identity(graph.name, model.read_bytes(), target.name, policy, rounding_of(model, target, options).value)
         choices = choices_for(options.tuning, of, initial_partition(graph, target), target)
+    several = _several(prepared, target, options) if options.prefill else None
+    if several is not None:
+        choices = {**alike(initial_partition(graph, target), initial_partition(several, target)), **choices}
     least, steps = prepared.work, prepared.steps
     made = compile_graph(graph, target, options, progress, model=model, choices=choices, steps=steps, work=least)
-    made = _with_prefill(made, prepared, target, options, progress) if options.prefill else made
+    made = made if several is None else _with_prefill(made, several, prepared, options, progress)
     for note in _notes_of(made, graph.name):
         tell(note)
     if options.strict:
@@ -276,23 +265,23 @@ def compile_model(model: Path, target: Target, options: Options, progress: Progr
     return _described(replace(made, notes=tuple(notes)))
 
 
-def _with_prefill(
-    made: Compiled, prepared: _IntegerModel, target: Target, options: Options, progress: Progress
-) -> Compiled:
-    """The compiled network of a step with that of several.
+def _several(prepared: _IntegerModel, target: Target, options: Options) -> Graph:
+    """The graph of several steps as the target computes it; raises ModelError where the model does not allow it."""
+    graph = adapt(prefilled(prepared.integers, options.prefill), policy_of(target, options))
+    check_steps(prepared.graph, graph, place_of(prepared.integers)[0], sample_inputs(graph))
+    return graph
 
-    Raises:
-        DovetailError: the model or the target does not allow it.
-    """
+
+def _with_prefill(
+    made: Compiled, graph: Graph, prepared: _IntegerModel, options: Options, progress: Progress
+) -> Compiled:
+    """The compiled network of a step with that of several; raises DovetailError where the target does not allow it."""
     check_prefill(made.unit, bool(made.striped or made.pipeline))
     progress(f"making one network of {options.prefill} steps")
-    graph = adapt(prefilled(prepared.integers, options.prefill), policy_of(target, options))
-    place = place_of(prepared.integers)
-    check_steps(prepared.graph, graph, place[0], sample_inputs(graph))
     own = replace(options, pins={}, tuning=None)
-    more = compile_graph(graph, target, own, progress, steps=prepared.steps, base=made.unit)
+    more = compile_graph(graph, made.unit.target, own, progress, steps=prepared.steps, base=made.unit)
     unit, several = joined_units(made.unit, more.unit)
-    project = joined(made.project, more.project, unit, several, place)
+    project = joined(made.project, more.project, unit, several, place_of(prepared.integers))
     return replace(made, unit=unit, project=project, prefill=replace(more, unit=several))
 
 

@@ -174,7 +174,7 @@ def run_build(
             simulation = _run_board(run, board, sets, wanted, cache)
         elif simulator in ("iss", "rtl"):
             core = core or _core_of_unit(build.target, simulator)
-            devices = _devices_on(build, simulator, core, waves, cache)
+            devices = _devices_on(run, simulator, core, waves, cache)
             simulation, sizes = _run_iss(run, devices, sets, wanted, cache, watchdog, core)
         elif simulator == "qemu":
             simulation, sizes = _run_qemu(run, sets, wanted, cache, watchdog)
@@ -262,9 +262,10 @@ def _guarded(build: ProjectBuild, devices: _Devices) -> _Devices:
     """The devices of a target, each of which may write what its engine's launches give, and no other byte."""
     if not (build.folder / PLAN).is_file():
         return devices
-    target, several = build.target, several_steps(build)
-    parts = [(build.folder, build), *([(build.folder / PREFILL, several)] if several else [])]
-    plans = [(read_plan(folder, len(one.manifest.layers)), one.manifest.layers) for folder, one in parts]
+    target, folders = build.target, [build.folder]
+    folders += [build.folder / PREFILL] if build.manifest.entry.endswith(_EITHER) else []
+    known = [(folder, read_manifest(folder).layers) for folder in folders]
+    plans = [(read_plan(folder, len(layers)), layers) for folder, layers in known]
     placed = [
         (memory, buffer) for plan, _ in plans for memory in plan["memories"].values() for buffer in memory["buffers"]
     ]

@@ -24,6 +24,7 @@ from dovetail.schedule.tiles.tile import (
 from dovetail.schedule.tiles.tiling import PartTiles, Tiling
 from dovetail.target.description import Target
 from dovetail.target.pattern import Choice, Knob, Space, Value
+from dovetail.user_file import asking
 
 CONTEXT = (EARLY,)
 """Knobs that change nothing for a region alone, only beside other regions."""
@@ -66,6 +67,32 @@ def region_space(region: Region, target: Target) -> Space:
         return own.problem({k: v for k, v in choice.items() if k in own_names}) or tiles.problem(choice)
 
     return Space((*planner, *own.knobs), problem)
+
+
+def alike(regions: Sequence[Region], others: Sequence[Region]) -> dict[str, Choice]:
+    """Choices with which engines read the constants of layers as those of another network's layers, by region name.
+    Layers that do so without a choice, or cannot, have none.
+
+    Args:
+        regions: of a network. others: of the other one, without choices.
+    """
+    there, found = {_packed(region, {}) for region in others if region.shares}, dict[str, Choice]()
+    for region in regions:
+        if len(region.shares) != 1 or region.offload is None or region.match is None or region.offload.knobs is None:
+            continue
+        choices = ({}, *region.offload.knobs(region.match).points())
+        same = next((choice for choice in choices if _packed(region, choice) in there), {})
+        found |= {region.name: same} if same else {}
+    return found
+
+
+def _packed(region: Region, choice: Choice) -> frozenset[tuple[str, bytes]]:
+    """Names and bytes of the constants of a region on an engine."""
+    if region.offload is None or region.match is None:
+        return frozenset()
+    with asking(f"the constants of {region.offload.name} for {region.name}"):
+        packed = region.offload.pack(replace(region.match, choice=choice))
+    return frozenset((name, array.tobytes()) for name, array in packed.items())
 
 
 def canonical(choice: Choice) -> dict[str, Value]:

@@ -18,6 +18,7 @@ from dovetail.target.description import Target
 from dovetail.target.engine import Engine
 from dovetail.target.offload import Offload
 from dovetail.target.pattern import Match, Mismatch, Scope, broken_limits, match_pattern
+from dovetail.timing.kernels import core_cycles
 from dovetail.user_file import asking
 
 _TABLE = apply(Lookup)
@@ -354,3 +355,15 @@ def _kind(region: Region) -> str:
     kinds = [type(node.operator).__name__ for node in region.graph.nodes]
     main = next((kind for operator, kind in _KINDS.items() if operator in kinds), None)
     return main or re.sub(r"(?<!^)(?=[A-Z])", "_", kinds[-1]).lower()
+
+
+def layer_cycles(graph: Graph, target: Target) -> float:
+    """Cycles of a graph's layers one after the other, copies and tiles left out."""
+    cycles = 0.0
+    for one in initial_partition(graph, target):
+        if one.offload is not None and one.match is not None:
+            with asking(f"the cycles of {one.offload.name} for {one.name}"):
+                cycles += one.offload.cycles(one.match)
+        elif not one.is_view:
+            cycles += core_cycles(one.graph, target)
+    return cycles

@@ -94,6 +94,7 @@ def _state_functions(unit: Unit) -> Lines:
         at += content.size
     lines = code(
         f"""
+        @shared
         {storage}uint8_t {unit.has_states}; /* 0 until what is kept between inferences has been set */
 
         void {unit.model}_reset(void)
@@ -116,6 +117,7 @@ def _state_functions(unit: Unit) -> Lines:
             {unit.has_states} = 1u;
         }}
         """,
+        shared=[f"extern uint8_t {unit.has_states};"] if unit.room else [],
         states=states,
         **copied,
     )

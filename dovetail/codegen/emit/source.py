@@ -111,7 +111,7 @@ def _prefill_header(unit: Unit, base: Unit) -> str:
         /* Computes the outputs from the inputs. Not reentrant; inputs may be overwritten, those of a step too. */
         void {unit.model}_run(void);
 
-        extern uint32_t {unit.model}_next;      /* 1: what the function below runs next is {unit.model}_run */
+        extern uint32_t {unit.model}_next; /* 1: the function below runs {unit.model}_run */
         void {unit.model}_or_step(void); /* for simulators */
 
         #ifdef __cplusplus
