@@ -267,6 +267,7 @@ def compile_model(model: Path, target: Target, options: Options, progress: Progr
 
 def _several(prepared: _IntegerModel, target: Target, options: Options) -> Graph:
     """The graph of several steps as the target computes it; raises ModelError where the model does not allow it."""
+    check_prefill(target, bool(options.pipeline or options.memory_budget or options.arena))
     graph = adapt(prefilled(prepared.integers, options.prefill), policy_of(target, options))
     check_steps(prepared.graph, graph, place_of(prepared.integers)[0], sample_inputs(graph))
     return graph
@@ -276,7 +277,7 @@ def _with_prefill(
     made: Compiled, graph: Graph, prepared: _IntegerModel, options: Options, progress: Progress
 ) -> Compiled:
     """The compiled network of a step with that of several; raises DovetailError where the target does not allow it."""
-    check_prefill(made.unit, bool(made.striped or made.pipeline))
+    check_prefill(made.unit.target, made.striped is not None)
     progress(f"making one network of {options.prefill} steps")
     own = replace(options, pins={}, tuning=None)
     more = compile_graph(graph, made.unit.target, own, progress, steps=prepared.steps, base=made.unit)

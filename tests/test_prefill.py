@@ -212,6 +212,8 @@ def test_refusals(step: Graph, letters: Path) -> None:
     ]
     assert "does not attend to just the places up to its step's" in why(replace(step, nodes=tuple(later)))
     with pytest.raises(DovetailError, match="lists of commands"):
+        compile_model(letters / "int8.onnx", load_target("gemmini"), Options(prefill=4))
+    with pytest.raises(DovetailError, match="not what they are one by one"):  # its requantisation is not exact
         compile_model(letters / "int8.onnx", load_target("vta"), Options(prefill=4))
     with pytest.raises(DovetailError, match="without stripes and pipelines"):
         compile_model(letters / "int8.onnx", load_target("riscv"), Options(prefill=4, cores=2))

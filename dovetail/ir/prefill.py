@@ -105,7 +105,7 @@ def check_steps(step: Graph, several: Graph, place: str, inputs: Mapping[str, Ar
     pairs = [(found[a], other[b]) for a, b in zip(step.results, several.results, strict=True)]
     pairs += [(held[read], other[written]) for read, written, _ in several.kept]
     if not all(np.allclose(a, b, 1e-4, 1e-4) if a.dtype.kind == "f" else np.array_equal(a, b) for a, b in pairs):
-        hint = "report this with the model and the target, and leave out --prefill"
+        hint = "choose a --requant that keeps every bit; if it does, report this with the model and the target"
         raise ModelError(f"{count} steps at once are not what they are one by one", where=step.name, hint=hint)
 
 

@@ -8,19 +8,20 @@ from dataclasses import replace
 
 from dovetail.codegen.emit.unit import Unit
 from dovetail.errors import PlanError, TargetError
+from dovetail.target.description import Target
 
 
-def check_prefill(unit: Unit, is_cut: bool) -> None:
+def check_prefill(target: Target, is_special: bool) -> None:
     """Raise TargetError where the network of a step cannot share its memory with that of several steps.
 
     Args:
-        unit: of the step.
-        is_cut: whether it is computed in stripes or as a pipeline.
+        target: the machine.
+        is_special: whether it is a pipeline, is computed in stripes, or has its values in an array of the user's.
     """
-    target, why = unit.target, ""
+    why = ""
     if unlike := [one.name for one in target.engines if one.stream or one.mirror or one.made]:
         why = f"the engine {unlike[0]} takes lists of commands, has memory of its own or a driver made for one network"
-    if target.workers or is_cut or unit.shared_arena:
+    if target.workers or is_special:
         why = "it is for one core with an arena of its own, without stripes and pipelines"
     if why:
         raise TargetError(f"several steps in one call: {why}", where="--prefill", hint="leave out --prefill")
