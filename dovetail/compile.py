@@ -384,12 +384,24 @@ def _described(compiled: Compiled) -> Compiled:
             compiled = replace(compiled, prefill=replace(compiled.prefill, unit=several))
             constants = sum(array.nbytes for _, array in several.constants.values())
             need = replace(larger(need, own), flash=need.flash + constants)
+            _check_room(unit, need.flash)
     if need.nbytes is not None and need.nbytes > (reserved := target.core.stack):
         what = f"it needs {need.nbytes:,} bytes of stack as {need.compiler} compiles it, {reserved:,} are reserved"
         hint = "--set core.stack={0}, or Core(stack={0}) in the target's file".format(-(-need.nbytes // 64) * 64)
         raise PlanError(what, where=target.name, hint=hint)
     unit = replace(unit, stack=need)
     return replace(compiled, unit=unit, project=with_said(project, unit, compiled.notes))
+
+
+def _check_room(unit: Unit, flash: int) -> None:
+    """Raise PlanError where code and constants of two networks, and values beside them, are more than their memory."""
+    target = unit.target
+    values = unit.arenas().get(target.values, 0) + _stacks(target) if target.code == target.values else 0
+    if flash + values > (size := target.memory(target.code).size):
+        beside = f", and values and stack {values:,}" if values else ""
+        what = f"{target.code} has {size:,} bytes; code and constants of both networks take about {flash:,}{beside}"
+        hint = f"--set {target.code}.size=BYTES, fewer steps in --prefill, or none"
+        raise PlanError(what, where=target.name, hint=hint)
 
 
 @dataclass(frozen=True)

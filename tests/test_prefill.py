@@ -219,6 +219,15 @@ def test_refusals(step: Graph, letters: Path) -> None:
         compile_model(letters / "int8.onnx", load_target("riscv"), Options(prefill=4, cores=2))
 
 
+def test_two_networks_that_flash_has_no_room_for(letters: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step alone fits, and so would nothing but its linker say."""
+    monkeypatch.setattr(sys.modules["dovetail.compile"], "CODE_RESERVE", 0)
+    options = Options(settings={"flash.size": 12 << 10})
+    compile_model(letters / "int8.onnx", load_target("riscv"), options)
+    with pytest.raises(DovetailError, match="code and constants of both networks take about"):
+        compile_model(letters / "int8.onnx", load_target("riscv"), replace(options, prefill=4))
+
+
 def test_a_wrong_graph_is_found(step: Graph) -> None:
     """Steps that attend one place too far, or write a row elsewhere, do not pass the comparison with single steps."""
     several = prefilled(step, 4)
