@@ -174,28 +174,31 @@ def _attend(builder: GraphBuilder, node: Node, one: _CachedAttention, packs: int
     channels = draft.constant("channels", own.astype(np.int32)[:, None] if rows > 1 else own.astype(np.int32))
     zero = draft.constant("zero", np.array([one.operator.query_zero_point + _SHIFT], np.int32))
     ones = draft.constant("ones", np.ones((1, 1, 1, places), np.int8))
-    parts = list[str]()
-    for first in range(0, rows, each):
-        stop = min(first + each, rows)
-        asked, live = (draft.rows(node.inputs[at], axis, first, stop) for at, axis in ((0, 1), (3, 0)))
-        spread = _spread(draft, asked, (channels, zero), one.operator.query_zero_point, groups)
-        queries = draft.add(ToBitPlanes(packs), spread)
-        scores = draft.add(BitProduct(one.operator.query_zero_point + _SHIFT), keys, queries)
-        weights = draft.add(AttentionWeights(one.operator.multiplier, one.operator.shift), scores, live)
-        sums = draft.add(BitProduct(one.operator.value_zero_point + _SHIFT), weights, values)
-        shares = draft.add(Conv2d(), weights, ones)
-        end = AttentionEnd(groups, stop - first)
-        parts.append(
-            draft.add(end, sums, shares) if rows > each else builder.add(end, [sums, shares], node.output, node.origin)
-        )
+    spans = [(first, min(first + each, rows)) for first in range(0, rows, each)]
+    scores, sums, parts = list[str](), list[tuple[str, str]](), list[str]()
+    for turn in range(len(spans) + 2):  # the engine computes scores while the core weighs those before
+        if turn < len(spans):
+            asked = _spread(draft, draft.rows(node.inputs[0], 1, *spans[turn]), (channels, zero), one)
+            queries = draft.add(ToBitPlanes(packs), asked)
+            scores.append(draft.add(BitProduct(one.operator.query_zero_point + _SHIFT), keys, queries))
+        if 0 < turn <= len(spans):
+            live = draft.rows(node.inputs[3], 0, *spans[turn - 1])
+            weights = draft.add(AttentionWeights(one.operator.multiplier, one.operator.shift), scores[turn - 1], live)
+            total = draft.add(BitProduct(one.operator.value_zero_point + _SHIFT), weights, values)
+            sums.append((total, draft.add(Conv2d(), weights, ones)))
+        if turn > 1:
+            first, stop = spans[turn - 2]
+            end, inputs = AttentionEnd(groups, stop - first), sums[turn - 2]
+            whole = len(spans) == 1
+            parts.append(builder.add(end, inputs, node.output, node.origin) if whole else draft.add(end, *inputs))
     found = parts[0] if len(parts) == 1 else builder.add(Concat(1), parts, node.output, node.origin)
     names |= {node.output: found, both[0].node.output: keys, both[1].node.output: values}
 
 
-def _spread(draft: _Parts, queries: str, constants: tuple[str, str], zero_point: int, groups: int) -> str:
+def _spread(draft: _Parts, queries: str, constants: tuple[str, str], one: _CachedAttention) -> str:
     """The queries of all heads, uint8 [heads * rows, groups * depth], with nothing in the channels of other groups."""
-    heads, rows, depth = draft.kind(queries).shape
-    centred = draft.add(Offset(-zero_point, DType.INT32), queries)
+    (heads, rows, depth), groups = draft.kind(queries).shape, one.caches[0].shape[0]
+    centred = draft.add(Offset(-one.operator.query_zero_point, DType.INT32), queries)
     if len(draft.kind(constants[0]).shape) > 3:
         centred = draft.add(Reshape((heads, rows, 1, depth)), centred)
     spread = draft.add(Add(), draft.add(Binary(BinaryKind.MULTIPLY), centred, constants[0]), constants[1])
