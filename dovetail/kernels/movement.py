@@ -552,14 +552,12 @@ def _write_bits(scope: KernelScope, operator: WriteBits) -> KernelWriter:
     if scope.tree:
         raise UnsupportedRegion(f"{scope.tree[0].operator.class_name} behind bits that are written is not fused.")
     rows, groups, _, each = scope.result.shape
-    size, count = scope.result.elements, scope.type(2).elements
-    step = variable("step", count)
+    size, count, step = scope.result.elements, scope.type(2).elements, variable("step", scope.type(2).elements)
 
     def body() -> Lines:
         bytes_, place = scope.operand(1, "bytes"), scope.operand(2, "place")
-        lines = Lines()
-        if scope.overwritten != scope.node.inputs[0]:
-            lines.append(f"__builtin_memcpy(output, {scope.operand(0, 'input')}, {size}u);")
+        kept = scope.overwritten == scope.node.inputs[0]
+        lines = [] if kept else [f"__builtin_memcpy(output, {scope.operand(0, 'input')}, {size}u);"]
         written = [
             f"to[{bit * each}] = (uint8_t)((to[{bit * each}] & kept) | ((value >> {bit} & 1u) << lane));"
             for bit in range(8)
