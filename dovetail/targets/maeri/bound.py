@@ -25,7 +25,7 @@ from dovetail.targets.maeri.rules import Rules
 from dovetail.targets.maeri.tile import ChannelSegment, MultiplierTile, grid, port_traffic, rounds, steps, traffic
 from dovetail.targets.maeri.tree import Range, leaving, sums_by_cycle
 
-_PLAYED = 8
+_PLAYED = 16
 """Tiles that the machine plays, of those with the best estimates."""
 
 
@@ -71,7 +71,7 @@ def fastest(
         divide: a number that the tile's size along the channels (rows, of a dense layer) must divide; 0 for any size.
     """
     tiles = [
-        tile for tile in _tiles(layer, config, neurons, room, whole) if not divide or not divide % _along(layer, tile)
+        tile for tile in _tiles(layer, config, neurons, room, whole) if not divide or not divide % along(tile, layer)
     ]
     folds = {tile: steps(layer, tile, layer.taps) for tile in tiles}
     if whole:
@@ -100,31 +100,6 @@ def every_tile(layer: OrderLayer, config: MaeriConfig) -> tuple[MultiplierTile, 
     return tuple(tiles)
 
 
-@lru_cache(maxsize=1024)
-def by_ports(layer: OrderLayer, config: MaeriConfig, single: bool) -> tuple[tuple[MultiplierTile, ...], ...]:
-    """For each number of ports, the tiles that side by side compute the layer soonest, each some of its positions.
-
-    Args:
-        layer: the layer.
-        config: the engine.
-        single: whether tiles have one position each.
-    """
-    fastest_of: dict[int, tuple[float, MultiplierTile]] = {}
-    for tile in every_tile(layer, config):
-        if not (single and tile.out_rows * tile.out_columns > 1):
-            ports, cycles = _estimate(layer, tile, config)
-            if cycles < fastest_of.get(ports, (float("inf"), tile))[0]:
-                fastest_of[ports] = cycles, tile
-    best: list[tuple[float, tuple[MultiplierTile, ...]]] = [(0.0, ())]
-    for room in range(1, config.distribution + 1):
-        speed, tiles = best[-1]
-        for ports, (cycles, tile) in sorted(fastest_of.items()):
-            if ports <= room and best[room - ports][0] + 1 / cycles > speed * (1 + 1e-9):
-                speed, tiles = best[room - ports][0] + 1 / cycles, (*best[room - ports][1], tile)
-        best.append((speed, tiles))
-    return tuple(tiles for _, tiles in best)
-
-
 def _estimate(layer: OrderLayer, tile: MultiplierTile, config: MaeriConfig) -> tuple[int, float]:
     """Ports that a tile takes, and about how many cycles of the layer."""
     folds, (rows, columns), ports = steps(layer, tile, layer.taps), grid(layer, tile), port_traffic(config, layer, tile)
@@ -139,7 +114,7 @@ def _estimate(layer: OrderLayer, tile: MultiplierTile, config: MaeriConfig) -> t
     return ceil(size * tile.neurons / config.port_width), float(rounds(layer, tile) * whole)
 
 
-def _along(layer: OrderLayer, tile: MultiplierTile) -> int:
+def along(tile: MultiplierTile, layer: OrderLayer) -> int:
     """Channels of the result that a tile computes at a time."""
     return tile.out_rows if layer.filters == layer.groups == 1 else tile.filters * tile.groups
 

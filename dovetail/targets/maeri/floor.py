@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, product, repeat
-from math import ceil, gcd
+from math import gcd
 
 import numpy as np
 
 from dovetail.errors import TargetError
-from dovetail.targets.maeri.bound import by_ports, fastest
+from dovetail.targets.maeri.bound import along, fastest
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.machine import NeuronClock, clock, clock_of
 from dovetail.targets.maeri.network import MultiplierLayer, OrderLayer, OrderNetwork, Times, exists_from
@@ -26,8 +26,6 @@ from dovetail.targets.maeri.tree import Range, configure
 
 MOST_WAYS = 3000
 """Places of a single virtual neuron that are tried for a unit."""
-_DEALS = 3
-"""Times that positions are shared out to gangs, each with what the machine takes for the shares before."""
 _STEPS = 20_000
 """Choices that are looked at for several units that begin together."""
 
@@ -48,13 +46,6 @@ class UnitRoom:
     """Virtual neurons at the same time."""
     whole: bool
     """Whether an output channel stays on one of them."""
-
-
-def segments_of(work: MultiplierLayer, unit: ChannelRange) -> list[ChannelSegment]:
-    """The sums of a unit, filter after filter."""
-    if work.turned:
-        return [ChannelSegment(0, unit.first, unit.end - unit.first)]
-    return [ChannelSegment(channel, 0, work.positions) for channel in range(unit.first, unit.end)]
 
 
 class Floorplan:
@@ -187,7 +178,8 @@ def single_neurons(floor: Floorplan, unit: ChannelRange, room: UnitRoom, sizes: 
         sizes: so many sizes; None for all.
     """
     work, config, within = floor.network.works[unit.work], floor.config, room.within
-    step, segments, (low, high) = config.port_width if config.ports else 1, segments_of(work, unit), floor.taps(unit)
+    step, (low, high) = config.port_width if config.ports else 1, floor.taps(unit)
+    segments = segments_of(work, unit, MultiplierTile())
     for size in range(min(high - low, within.size), 0, -1):
         tile = tile_of(work.layer, size)
         try:
@@ -232,102 +224,140 @@ def _disjoint(
             yield from ((item, *others) for others in _disjoint(choices[1:], width, steps, taken | ports))
 
 
-def in_one_gang(floor: Floorplan, unit: ChannelRange, room: UnitRoom) -> Iterable[tuple[Item, ...]]:
-    """Ways to compute a unit by virtual neurons in step on whole ports, of several widths."""
-    work, config = floor.network.works[unit.work], floor.config
-    width, most = config.feed_width, min(room.most, room.region.size)
-    part, divide = _as_layer(work, unit), _divisor(work, unit)
-    tiles = set[MultiplierTile]()
-    while most:
-        best = fastest(part, config, most, room.region.size, room.whole and not work.turned, divide)
+def gangs(floor: Floorplan, unit: ChannelRange, room: UnitRoom) -> Iterable[tuple[Item, ...]]:
+    """Ways to compute a unit by virtual neurons in step: one gang where it is free first, or as many on ports of their
+    own as there is room for, the last one perhaps narrower."""
+    work, config, start = floor.network.works[unit.work], floor.config, room.region.start
+    whole, part, divide = room.whole and not work.turned, _as_layer(work, unit), _divisor(work, unit)
+    width, unit_width = config.feed_width, config.port_width if config.ports else 1
+    sizes = (room.region.size // count // unit_width * unit_width for count in range(1, room.region.size + 1))
+    for size in filter(None, dict.fromkeys(sizes)):
+        best = fastest(part, config, room.most, size, whole, divide)
         if best is None:
-            return
-        tile, _ = best
-        most = min(tile.neurons, most) // 2
-        if tile in tiles:
             continue
-        tiles.add(tile)
-        size = floor.time(unit, tile).size * tile.neurons
+        tile, _ = best
+        taken = -(-floor.time(unit, tile).size * tile.neurons // width)
         free = floor.free.max(keepdims=True)
         if config.ports:
-            free = floor.free[room.region.start : room.region.end].reshape(-1, width).max(axis=1)
-        windows = np.lib.stride_tricks.sliding_window_view(free, min(-(-size // width), len(free))).max(axis=1)
+            free = floor.free[start : room.region.end].reshape(-1, width).max(axis=1)
+        windows = np.lib.stride_tricks.sliding_window_view(free, taken).max(axis=1)
         for at in dict.fromkeys((int(windows.argmin()), 0)):
-            yield (floor.item(unit, room, tile, room.region.start + at * width, _segments(work, unit, tile)),)
+            yield deal(floor, unit, room, [(tile, start + at * width)])
+        count = min(len(free) // taken, room.most // tile.neurons)
+        lanes = [(tile, start + number * taken * width) for number in range(count)]
+        if count > 1:
+            yield deal(floor, unit, room, lanes)
+        neurons, left = room.most - count * tile.neurons, (len(free) - count * taken) * width
+        for alone in (False, True) if left and not whole else ():
+            found = fastest(part, config, neurons, left, alone, along(tile, part))
+            if found and _divides(found[0], tile):
+                yield deal(floor, unit, room, [*lanes, (found[0], start + count * taken * width)])
 
 
-def side_by_side(floor: Floorplan, unit: ChannelRange, room: UnitRoom) -> Iterable[tuple[Item, ...]]:
-    """Ways to compute a unit by several gangs, each some of its positions, so that they end together."""
-    work, config = floor.network.works[unit.work], floor.config
-    if room.whole or room.most < config.multipliers or not config.ports or unit.end - unit.first < work.channels:
-        return
-    layer, width, ports = work.layer, config.port_width, room.region.size // config.port_width
-    for used, single in product((ports, ports // 2), (False, True)):
-        tiles, at, gangs = by_ports(layer, config, single)[used], room.region.start, list[Item]()
-        for tile in sorted(tiles, key=lambda tile: -tile.neurons * tile.size):
-            gangs.append(floor.item(unit, room, tile, at, _segments(work, unit, tile)))
-            at = -(-gangs[-1].place.end // width) * width
-        if len(gangs) > 1 and len({(gang.tile.out_rows, gang.tile.out_columns) for gang in gangs}) == 1:
-            yield from _dealt(work, config, gangs, by_filters=False)
-            yield from _dealt(work, config, gangs, by_filters=True)
+def _divides(tile: MultiplierTile, other: MultiplierTile) -> bool:
+    """Whether a tile has the positions of another one, and a part of its filters and groups."""
+    same = (tile.out_rows, tile.out_columns) == (other.out_rows, other.out_columns)
+    return same and not other.filters % tile.filters and not other.groups % tile.groups
 
 
-def _dealt(
-    work: MultiplierLayer, config: MaeriConfig, gangs: Sequence[Item], by_filters: bool
-) -> Iterator[tuple[Item, ...]]:
-    """Share a layer out to gangs of which each could compute all of it, so that all end together: by an estimate, then
-    by what the machine took more or less.
+@dataclass(frozen=True)
+class _Lane:
+    """A gang that sums are dealt out to."""
 
-    Gangs of different tiles share the positions. So do gangs of one tile; with `by_filters` these share the filters
-    first.
-    """
-    rows, columns = grid(work.layer, gangs[0].tile)
-    count = rows * columns
-    alike: dict[tuple[MultiplierTile, int], list[Item]] = {}
-    for number, gang in enumerate(gangs):
-        alike.setdefault((gang.tile, 0 if by_filters else number), []).append(gang)
-    groups = [(group, clock_of(config, work.layer, group[0])) for group in alike.values()]
-    starts, scales = [max(gang.start for gang in group) for group, _ in groups], [1.0] * len(groups)
+    tile: MultiplierTile
+    time: NeuronClock
+    place: Range
+    start: int
 
-    def cycles(number: int, positions: int) -> int:
-        """Cycles in which gangs of a tile compute so many positions of all filters."""
-        group, time = groups[number]
-        loads, left = divmod(-(-positions * len(group[0].segments) // len(group)), positions)
-        return ceil(scales[number] * (loads * time.about(positions) + (time.about(left) if left else 0)))
+    def channels(self, work: MultiplierLayer, chunk: ChannelSegment, tile: MultiplierTile) -> list[int]:
+        """The first channels of its segments for a segment of a tile, which may have more filters or groups."""
+        layer = work.layer
+        parts = product(range(0, tile.groups, self.tile.groups), range(0, tile.filters, self.tile.filters))
+        return [
+            chunk.channel + group * layer.filters + filter_
+            for group, filter_ in parts
+            if chunk.channel % layer.filters + filter_ < layer.filters
+            and chunk.channel + group * layer.filters < work.outputs
+        ]
 
-    def fitting(number: int, limit: int) -> int:
-        """Positions that gangs of a tile compute until a cycle."""
-        left = limit - starts[number]
-        return bisect_right(range(1, count + 1), left, key=lambda positions: cycles(number, positions))
+    def positions(self, column: int, count: int, segments: int, cycles: int) -> int:
+        """Positions from a column on, of at most so many, that so many segments can have in some cycles."""
+        if segments == 1:
+            return int(np.searchsorted(self.time.plays.stretch(column, count).exists, cycles, side="right"))
 
-    for _ in range(_DEALS):
-        latest = max(starts[number] + cycles(number, count) for number in range(len(groups)))
-        limit = bisect_left(range(latest), count, key=lambda at: sum(fitting(n, at) for n in range(len(groups))))
-        done, items = 0, list[Item]()
-        for number, (group, time) in enumerate(groups):
-            share = min(fitting(number, limit), count - done) if number + 1 < len(groups) else count - done
-            own = list(_in_turn(group, done, share)) if share else []
-            if own:
-                scales[number] *= max(time.end(item.segments) for item in own) / cycles(number, share)
-            items += own
-            done += share
-        yield tuple(items)
+        def end(positions: int) -> int:
+            own = self.time.plays.stretch(column, positions)
+            return (segments - 1) * self.time.after(own) + own.last
+
+        return bisect_right(range(1, count + 1), cycles, key=end)
 
 
-def _in_turn(gangs: Sequence[Item], first: int, count: int) -> Iterator[Item]:
-    """Deal out positions [first, first + count) of every filter, as many to each of some equal gangs."""
-    segments = gangs[0].segments
-    total = len(segments) * count
-    for number, gang in enumerate(gangs):
-        low, high = total * number // len(gangs), total * (number + 1) // len(gangs)
-        parts = []
-        while low < high:
-            which, done = divmod(low, count)
-            size = min(count - done, high - low)
-            parts.append(ChannelSegment(segments[which].channel, first + done, size))
-            low += size
-        if parts:
-            yield replace(gang, segments=tuple(parts))
+def deal(
+    floor: Floorplan, unit: ChannelRange, room: UnitRoom, tiles: Sequence[tuple[MultiplierTile, int]]
+) -> tuple[Item, ...]:
+    """Deal a unit's sums out to gangs (tile, first multiplier), equal but for a narrower last one, so that all end
+    together."""
+    work, lanes = floor.network.works[unit.work], list[_Lane]()
+    for tile, at in tiles:
+        time = floor.time(unit, tile, at)
+        place = Range(at, time.size * tile.neurons)
+        lanes.append(_Lane(tile, time, place, floor.start(unit, room, time, place)))
+    chunks = segments_of(work, unit, tiles[0][0])
+    if len(lanes) == 1:
+        parts = [chunks]
+    elif room.whole and not work.turned:
+        parts = _whole_filters(lanes, chunks)
+    else:
+        starts, time, sums = [lane.start for lane in lanes], lanes[0].time, sum(chunk.count for chunk in chunks)
+        guess = max(starts) + time.first.last + sums * time.later // len(lanes)
+        until = _first_enough(lambda each: not _dealt_until(work, lanes, chunks, each)[1], min(starts), guess)
+        parts = _dealt_until(work, lanes, chunks, until)[0]
+    return tuple(
+        Item(unit.work, lane.start, lane.place, lane.tile, floor.taps(unit), tuple(segments))
+        for lane, segments in zip(lanes, parts, strict=True)
+        if segments
+    )
+
+
+def _first_enough(enough: Callable[[int], bool], least: int, guess: int) -> int:
+    """The first cycle from `least` on that is enough, as all later cycles are."""
+    step = max((guess - least) // 32, 1)
+    while not enough(guess):
+        least, guess, step = guess, guess + step, 2 * step
+    return bisect_left(range(guess), True, least, key=enough)
+
+
+def _dealt_until(
+    work: MultiplierLayer, lanes: Sequence[_Lane], chunks: Sequence[ChannelSegment], until: int
+) -> tuple[list[list[ChannelSegment]], int]:
+    """Deal out the sums that fit until a cycle, chunk after chunk; the shares and the number of sums that are left."""
+    number, done, shares = 0, 0, []
+    for lane in lanes:
+        cycle, share = lane.start, list[ChannelSegment]()
+        while number < len(chunks):
+            chunk, column = chunks[number], (chunks[number].first + done) % lane.time.plays.columns
+            channels = lane.channels(work, chunk, lanes[0].tile)
+            count = lane.positions(column, chunk.count - done, len(channels), until - cycle)
+            if not count:
+                break
+            share += [ChannelSegment(channel, chunk.first + done, count) for channel in channels]
+            cycle += len(channels) * lane.time.after(lane.time.plays.stretch(column, count))
+            done += count
+            if done == chunk.count:
+                number, done = number + 1, 0
+        shares.append(share)
+    return shares, sum(chunk.count for chunk in chunks[number:]) - done
+
+
+def _whole_filters(lanes: Sequence[_Lane], chunks: Sequence[ChannelSegment]) -> list[list[ChannelSegment]]:
+    """Give each channel to the virtual neurons that are free first, or hardly later further left: what is free then
+    lies side by side."""
+    ends, shares = [lane.start for lane in lanes], [list[ChannelSegment]() for _ in lanes]
+    for chunk in chunks:
+        at = next(each for each, end in enumerate(ends) if end <= min(ends) + lanes[each].time.first.last)
+        ends[at] += lanes[at].time.after(lanes[at].time.plays.stretch(0, chunk.count))
+        shares[at].append(chunk)
+    return shares
 
 
 def _as_layer(work: MultiplierLayer, unit: ChannelRange) -> OrderLayer:
@@ -349,7 +379,7 @@ def _divisor(work: MultiplierLayer, unit: ChannelRange) -> int:
     return gcd(unit.first, unit.end) if work.turned else unit.end - unit.first
 
 
-def _segments(work: MultiplierLayer, unit: ChannelRange, tile: MultiplierTile) -> tuple[ChannelSegment, ...]:
+def segments_of(work: MultiplierLayer, unit: ChannelRange, tile: MultiplierTile) -> tuple[ChannelSegment, ...]:
     """A unit's filters, as many at a time as a tile has."""
     rows, columns = grid(work.layer, tile)
     if work.turned:

@@ -4,7 +4,7 @@ Where every multiplier has a port of its own, a layer's sums are dealt out to vi
 channel after output channel, so that all work until the same cycle, whenever each could begin. Several sizes are tried:
 a size loses products that do not fill the last step of a sum, and multipliers that are left over. Where ports are
 shared, virtual neurons work in step instead, so that values that are sent are shared too: gangs on ports of their own,
-one as wide as lets it end first, or several that share out the positions.
+of several widths, to which sums are dealt out alike.
 
 `best_order` spends a time on better orders: of rules left out one by one, of small units, and with other sizes. An
 order that is found without a rule and keeps it stands before one that is made with the rule: so a rule that an order
@@ -13,15 +13,12 @@ keeps anyway never costs a cycle.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import cache, reduce
 from itertools import chain, islice
 from math import ceil
 from time import process_time
-
-import numpy as np
 
 from dovetail.errors import DovetailError, ModelError, SimulationError, TargetError
 from dovetail.targets.maeri.bound import bound
@@ -30,18 +27,17 @@ from dovetail.targets.maeri.floor import (
     MOST_WAYS,
     Floorplan,
     UnitRoom,
-    in_one_gang,
+    deal,
+    gangs,
     lay_alongside,
-    segments_of,
-    side_by_side,
     single_neurons,
 )
-from dovetail.targets.maeri.machine import NeuronClock, unfit
+from dovetail.targets.maeri.machine import unfit
 from dovetail.targets.maeri.network import MultiplierLayer, OrderNetwork
 from dovetail.targets.maeri.order import NetworkOrder, broken, check, shortage
 from dovetail.targets.maeri.rules import ChannelRange, Grain, Rules, consistent_rules, shares, units_of
-from dovetail.targets.maeri.tile import ChannelSegment, Item, MultiplierTile, in_order, tile_of
-from dovetail.targets.maeri.tree import Range, leaving, sums_by_cycle
+from dovetail.targets.maeri.tile import Item, in_order, tile_of
+from dovetail.targets.maeri.tree import Range, leaving
 
 _FEW = 4
 """Output channels for which single virtual neurons are tried too."""
@@ -57,71 +53,6 @@ _MOST_RULES = 6
 """Rules of which every choice is looked at; of more only those that lack one."""
 Report = Callable[[str, int, int], None]
 """Called with every better order: its source, its makespan and the bound, in cycles."""
-
-
-def _deal(
-    floor: Floorplan, unit: ChannelRange, room: UnitRoom, tile: MultiplierTile, lanes: Sequence[Range]
-) -> tuple[Item, ...]:
-    """Deal a unit's sums out to virtual neurons of one tile, each on a lane of its own, so that all end together."""
-    work = floor.network.works[unit.work]
-    times = [floor.time(unit, tile, lane.start) for lane in lanes]
-    starts = [floor.start(unit, room, time, lane) for lane, time in zip(lanes, times, strict=True)]
-    chunks = segments_of(work, unit)
-    if room.whole and not work.turned:
-        parts = _whole_filters(times, starts, chunks)
-    else:
-        sums = sum(chunk.count for chunk in chunks)
-        guess = max(starts) + times[0].first.last + sums * times[0].later // len(lanes)
-        until = _first_enough(lambda each: not _dealt_until(times, starts, chunks, each)[1], min(starts), guess)
-        parts = _dealt_until(times, starts, chunks, until)[0]
-    return tuple(
-        Item(unit.work, start, Range(lane.start, time.size), tile, (0, work.layer.taps), tuple(segments))
-        for lane, time, start, segments in zip(lanes, times, starts, parts, strict=True)
-        if segments
-    )
-
-
-def _first_enough(enough: Callable[[int], bool], least: int, guess: int) -> int:
-    """The first cycle from `least` on that is enough, as all later cycles are."""
-    step = max((guess - least) // 32, 1)
-    while not enough(guess):
-        least, guess, step = guess, guess + step, 2 * step
-    return bisect_left(range(guess), True, least, key=enough)
-
-
-def _dealt_until(
-    times: Sequence[NeuronClock], starts: Sequence[int], chunks: Sequence[ChannelSegment], until: int
-) -> tuple[list[list[ChannelSegment]], int]:
-    """Deal out the sums that fit until a cycle, chunk after chunk; the shares and the number of sums that are left."""
-    number, done, shares = 0, 0, []
-    for start, time in zip(starts, times, strict=True):
-        cycle, share = start, list[ChannelSegment]()
-        while number < len(chunks):
-            chunk, column = chunks[number], (chunks[number].first + done) % time.plays.columns
-            exists = time.plays.stretch(column, chunk.count - done).exists
-            count = int(np.searchsorted(exists, until - cycle, side="right"))
-            if not count:
-                break
-            share.append(ChannelSegment(chunk.channel, chunk.first + done, count))
-            cycle += time.after(time.plays.stretch(column, count))
-            done += count
-            if done == chunk.count:
-                number, done = number + 1, 0
-        shares.append(share)
-    return shares, sum(chunk.count for chunk in chunks[number:]) - done
-
-
-def _whole_filters(
-    times: Sequence[NeuronClock], starts: Sequence[int], chunks: Sequence[ChannelSegment]
-) -> list[list[ChannelSegment]]:
-    """Give each channel to the virtual neuron that is free first, or hardly later further left: what is free then
-    lies side by side."""
-    ends, shares = list(starts), [list[ChannelSegment]() for _ in starts]
-    for chunk in chunks:
-        lane = next(each for each, end in enumerate(ends) if end <= min(ends) + times[each].first.last)
-        ends[lane] += times[lane].after(times[lane].plays.stretch(0, chunk.count))
-        shares[lane].append(chunk)
-    return shares
 
 
 def arrange(
@@ -244,7 +175,7 @@ def _lay(floor: Floorplan, unit: ChannelRange, room: UnitRoom, size: int | None)
     rooms = dict.fromkeys((room, replace(room, earliest=max(room.earliest, free))))
     ways = chain(*(_spread(floor, unit, each, size) for each in rooms))
     if floor.config.shared_ports:
-        ways = chain(*(way(floor, unit, each) for each in rooms for way in (in_one_gang, side_by_side)))
+        ways = chain(*(gangs(floor, unit, each) for each in rooms))
     narrow = room.within.size < floor.config.multipliers or (room.whole and unit.end - unit.first < _FEW)
     ways = chain(ways, ((item,) for item in single_neurons(floor, unit, room, 2))) if narrow else ways
     best = _first_to_end(floor, ways)
@@ -274,56 +205,40 @@ def _first_to_end(floor: Floorplan, ways: Iterable[Sequence[Item]]) -> Sequence[
 
 
 def _spread(floor: Floorplan, unit: ChannelRange, room: UnitRoom, size: int | None) -> Iterable[tuple[Item, ...]]:
-    """Ways to deal a unit out to virtual neurons that have ports of their own, closer virtual neurons first."""
-    work, config = floor.network.works[unit.work], floor.config
+    """Ways to deal a unit out to virtual neurons that have ports of their own: side by side, or further apart where the
+    bus cannot take more sums."""
+    work, (start, multipliers) = floor.network.works[unit.work], astuple(room.region)
+    sizes = [size] if size else tried_sizes(work, floor.config, room.whole, multipliers)
     spacing, fits = 1, False
-    while not fits and spacing <= 2 * room.region.size:  # further apart where the bus cannot take more sums
-        for candidate in [size] if size else tried_sizes(work, config, room.whole, spacing, room.region.size):
-            tile = tile_of(work.layer, candidate)
-            least = max(floor.time(unit, tile).size, 2)
-            width = max(min(least * spacing, room.region.size), least)
-            count = min(room.region.size // width, room.most)
+    while not fits and spacing <= multipliers:
+        for tile in (tile_of(work.layer, each) for each in sizes):
+            width = max(floor.time(unit, tile).size, 2)
+            count = min(max(multipliers // (width * spacing), int(width <= multipliers)), room.most)
             if count:
-                lanes = [Range(room.region.start + number * width, width) for number in range(count)]
-                items = _deal(floor, unit, room, tile, lanes)
+                items = deal(floor, unit, room, [(tile, start + number * width * spacing) for number in range(count)])
                 fits = fits or floor.fits(items)
                 yield items
         spacing *= 2
 
 
-def tried_sizes(
-    work: MultiplierLayer, config: MaeriConfig, whole: bool, spacing: int = 1, multipliers: int | None = None
-) -> list[int]:
-    """Sizes of virtual neurons worth trying for a layer, the best guess first.
-
-    Each takes `spacing` times its own multipliers, so that fewer sums meet on the collection bus. Without an
-    accumulation buffer one more multiplier carries sums back.
-    """
-    taps, room = work.layer.taps, multipliers or config.multipliers
+def tried_sizes(work: MultiplierLayer, config: MaeriConfig, whole: bool, multipliers: int) -> list[int]:
+    """Sizes of virtual neurons worth trying for a layer on so many multipliers, the best guess first."""
+    taps, sums = work.layer.taps, work.outputs * work.positions
     most = min(taps, config.weight_depth) if config.fold else 1
-    numbers = [folds for folds in range(1, most + 1) if ceil(taps / folds) + config.carried(folds) <= room]
-    sizes = dict.fromkeys(max(ceil(taps / folds), min(taps, 2)) for folds in numbers[: 1 if whole else most])
-    fitting = [size for size in sizes if _drains(config, size, max(size, 2) * spacing, ceil(taps / size), room)]
-    guesses = sorted((_guess(work, config, size), size) for size in fitting)
-    return [size for _, size in guesses[:_SIZES]]
+    folds = [each for each in range(1, most + 1) if ceil(taps / each) + config.carried(each) <= multipliers]
+    sizes = dict.fromkeys(max(ceil(taps / each), min(taps, 2)) for each in folds[: 1 if whole else most])
 
+    def guess(size: int) -> tuple[int, int]:
+        """Cycles if all virtual neurons begin together."""
+        steps = ceil(taps / size)
+        carried = config.carried(steps)
+        width = max(size + carried, 2)
+        links = leaving(config, Range(0, min(width, config.multipliers))).most
+        each = ceil(sums / max(config.multipliers // width, 1))
+        step = (steps - 1) * (links + 2) + 1 if carried else steps
+        return step * each + ceil(each / work.positions) * (steps + (0 if config.prefetch else links + 3)), size
 
-def _guess(work: MultiplierLayer, config: MaeriConfig, size: int) -> int:
-    """Cycles of a layer, all virtual neurons beginning together."""
-    folds = ceil(work.layer.taps / size)
-    carried = config.carried(folds)
-    width = max(size + carried, 2)
-    sums = ceil(work.outputs * work.positions / max(config.multipliers // width, 1))
-    links = leaving(config, Range(0, min(width, config.multipliers))).most
-    step = (folds - 1) * (links + 2) + 1 if carried else folds
-    drain = 0 if config.prefetch else links + 3
-    return step * sums + ceil(sums / work.positions) * (folds + drain)
-
-
-def _drains(config: MaeriConfig, size: int, width: int, folds: int, room: int) -> bool:
-    """Whether the collection bus takes all sums of virtual neurons, one every `width` multipliers, as they come."""
-    places = (Range(number * width, size) for number in range(max(room // width, 1)))
-    return len(sums_by_cycle(leaving(config, place).line for place in places)) <= folds
+    return sorted(sizes, key=guess)[:_SIZES]
 
 
 def best_order(
@@ -360,7 +275,7 @@ def best_order(
         return best
     sizes: dict[int, int] = {}
     for number in sorted(range(len(network.works)), key=lambda number: (-network.works[number].layer.macs, number)):
-        for size in tried_sizes(network.works[number], config, False):
+        for size in tried_sizes(network.works[number], config, False, config.multipliers):
             if best.makespan <= least * CLOSE or process_time() + took > until:
                 return best
             try:
