@@ -12,8 +12,8 @@ of waiting until the last sum of a filter has left; sends are weights, once, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from math import ceil, prod
@@ -158,32 +158,20 @@ _WEIGHTS = tuple(part / 20 for part in range(21))
 
 @dataclass(frozen=True, slots=True)
 class MakespanBound:
-    """Lower bounds of the makespan, in cycles, each for a reason of its own."""
+    """Lower bounds of the makespan, in cycles."""
 
-    products: int
-    """All multipliers multiply, get weights or wait for a filter's last sums, whatever must be sent."""
-    distribution: int
-    """Every port sends in every cycle, however the multipliers are used."""
-    collection: int
-    """Every line takes a sum in every cycle."""
-    mixed: int
-    """Multipliers and ports together: a tile that is easy on one is hard on the other."""
-    path: int
-    """One layer after the other as they depend on each other, each with everything for itself."""
+    reasons: Mapping[str, int]
+    """The bound for each reason of its own, by name."""
 
     @property
     def cycles(self) -> int:
         """The largest."""
-        return int(max(astuple(self)))
+        return max(self.reasons.values())
 
     @property
     def binds(self) -> str:
-        """The resource of the largest bound."""
-        return _RESOURCES[astuple(self).index(self.cycles)]
-
-
-_RESOURCES = ("products", "distribution", "collection", "products and distribution", "the way through the network")
-"""Resource of each bound, in the order of its fields."""
+        """The reason of the largest bound."""
+        return max(self.reasons, key=self.reasons.__getitem__)
 
 
 def bound(network: OrderNetwork, config: MaeriConfig, rules: Rules | None = None) -> MakespanBound:
@@ -191,13 +179,14 @@ def bound(network: OrderNetwork, config: MaeriConfig, rules: Rules | None = None
     costs = [_costs(work.layer, config) for work in network.works]
     weighted = [sum(cost[number] for cost in costs) for number in range(len(_WEIGHTS))]
     collected = sum(work.channels * (1 if work.turned else work.positions) for work in network.works)
-    return MakespanBound(
-        products=int(weighted[-1]),
-        distribution=int(weighted[0]),
-        collection=ceil(collected / config.collection),
-        mixed=int(max(weighted)),
-        path=_path(network, config, rules or Rules()),
-    )
+    reasons = {
+        "products": weighted[-1],  # all multipliers multiply, get weights or wait for last sums, whatever must be sent
+        "distribution": weighted[0],  # every port sends in every cycle, however the multipliers are used
+        "collection": ceil(collected / config.collection),  # every line takes a sum in every cycle
+        "products and distribution": max(weighted),  # a tile that is easy on one is hard on the other
+        "the way through the network": _path(network, config, rules or Rules()),
+    }
+    return MakespanBound({reason: int(cycles) for reason, cycles in reasons.items()})
 
 
 @lru_cache(maxsize=4096)

@@ -34,7 +34,7 @@ from dovetail.targets.maeri.bound import addition_cycles
 from dovetail.targets.maeri.coded import add_step, operators
 from dovetail.targets.maeri.config import STAGE_CYCLES, MaeriConfig
 from dovetail.targets.maeri.network import network
-from dovetail.targets.maeri.order import NetworkOrder, check, layer_spans
+from dovetail.targets.maeri.order import NetworkOrder, check, laid_out
 from dovetail.targets.maeri.task import Task, decode
 from dovetail.targets.maeri.tile import in_order
 
@@ -145,10 +145,11 @@ class MaeriDevice(ControlledDevice[_MaeriLaunch]):
         if order is None or len(tasks) == 1:
             return [whole]
         parts = []
-        for number, ((task, _), (first, last)) in enumerate(zip(tasks, layer_spans(order), strict=True)):
+        for number, (task, _) in enumerate(tasks):
+            items = laid_out(order.of(number), order.network.works, self.config)
             label = f"{len(task.items)} items, {number + 1} of {len(tasks)} tasks side by side"
-            end = launch.start + last + STAGE_CYCLES * _has_stage(task)
-            parts.append(Activity(launch.start + first, end, label, macs=_macs(order)[number]))
+            end = launch.start + items.exists + STAGE_CYCLES * _has_stage(task)
+            parts.append(Activity(launch.start + items.start, end, label, macs=_macs(order)[number]))
         return parts
 
     def _graph(self, tasks: Sequence[PlacedTask]) -> tuple[Graph, dict[str, Array]]:

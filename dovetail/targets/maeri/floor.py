@@ -81,7 +81,7 @@ class Floorplan:
             if (other, unit) in self.rules.before:
                 earliest = max(earliest, laid.exists)
             if (other, unit) in self.rules.no_later:
-                earliest = max(earliest, min(item.start for item in laid.items))
+                earliest = max(earliest, laid.start)
             is_limited = any({other, unit} <= units for units, _ in self.rules.limits)
             if (other, unit) in self.rules.apart or is_limited:
                 earliest = max(earliest, laid.finish)

@@ -164,7 +164,7 @@ def _lay_shares(floor: Floorplan, rooms: Mapping[ChannelRange, UnitRoom], weight
             floor.add(unit, _lay(floor, unit, room, None))
         except TargetError:
             return False
-        if min(item.start for item in floor.done[unit].items) != room.earliest:
+        if floor.done[unit].start != room.earliest:
             return False
     return places is not None
 

@@ -30,7 +30,7 @@ from dovetail.targets.maeri.network import MultiplierLayer, OrderLayer, OrderNet
 from dovetail.targets.maeri.rules import ChannelRange, Pin, Rules, unit_rules
 from dovetail.targets.maeri.tile import ChannelSegment as ChannelSegment
 from dovetail.targets.maeri.tile import Item as Item
-from dovetail.targets.maeri.tile import Numbers, channels_of, grid, sweep
+from dovetail.targets.maeri.tile import Numbers, grid, sweep
 from dovetail.targets.maeri.tree import Range, configure
 
 
@@ -78,6 +78,11 @@ class LayerItems:
     """Cycle from which results of the layer exist, by [channel, row]; 0 where these items compute none."""
 
     @property
+    def start(self) -> int:
+        """The cycle of the first weight."""
+        return min(item.start for item in self.items)
+
+    @property
     def finish(self) -> int:
         """The cycle after the last sum has left."""
         return max(self.ends)
@@ -104,18 +109,24 @@ def laid_out(items: Sequence[Item], works: Sequence[MultiplierLayer], config: Ma
 
 def _results(work: MultiplierLayer, runs: Sequence[ItemTimeline]) -> Times:
     """Cycle from which each channel and row of a layer's result exists: that of the last of its sums in some items."""
-    times, layer = np.zeros((work.outputs, work.layer.out_rows), np.int64), work.layer
+    times = np.zeros((work.outputs, work.layer.out_rows), np.int64)
     for run in runs:
-        item, tile, own = run.item, run.item.tile, run.exists
-        channels, rows = item.channels, item.positions // grid(layer, tile)[1]
-        begins = np.flatnonzero((np.diff(channels, prepend=-1) != 0) | (np.diff(rows, prepend=-1) != 0))
-        latest, channels, rows = np.maximum.reduceat(own, begins), channels[begins], rows[begins] * tile.out_rows
-        groups, filters = np.divmod(channels, layer.filters)
-        for g, k, x in product(range(tile.groups), range(tile.filters), range(tile.out_rows)):
-            inside = (groups + g < layer.groups) & (filters + k < layer.filters) & (rows + x < layer.out_rows)
-            places = (channels + g * layer.filters + k)[inside], (rows + x)[inside]
-            np.maximum.at(times, places, latest[inside])
+        for inside, channels, rows, _ in _computed(work, run.item):
+            np.maximum.at(times, (channels, rows), run.exists[inside])
     return work.of_result(times)
+
+
+def _computed(work: MultiplierLayer, item: Item) -> Iterator[tuple[Numbers, Numbers, Numbers, Numbers]]:
+    """For each virtual neuron of an item the positions that it computes, by their places in the item, and the channel,
+    row and column of each."""
+    layer, tile = work.layer, item.tile
+    groups, filters = np.divmod(item.channels, layer.filters)
+    rows, columns = np.divmod(item.positions, grid(layer, tile)[1])
+    for g, k, x, y in product(*map(range, (tile.groups, tile.filters, tile.out_rows, tile.out_columns))):
+        group, filter_, row, column = groups + g, filters + k, rows * tile.out_rows + x, columns * tile.out_columns + y
+        inside = (group < layer.groups) & (filter_ < layer.filters) & (row < layer.out_rows)
+        inside = np.flatnonzero(inside & (column < layer.out_columns))
+        yield inside, (group * layer.filters + filter_)[inside], row[inside], column[inside]
 
 
 _LISTED = 6
@@ -250,18 +261,6 @@ def check(order: NetworkOrder) -> int:
     return max(int(times.max()) for times in exists.values())
 
 
-def layer_spans(order: NetworkOrder) -> list[tuple[int, int]]:
-    """For each layer the cycle of its first weight, and the cycle from which all its results exist.
-
-    Raises:
-        SimulationError: an item without work.
-        TargetError: the engine cannot compute an item.
-    """
-    runs = _runs(order.items, order.network.works, order.config)
-    layers = [_of_layer(runs, number) for number in range(len(order.network.works))]
-    return [(min(run.item.start for run in own), max(int(run.exists.max()) for run in own)) for own in layers]
-
-
 def _of_layer(runs: Sequence[ItemTimeline], number: int) -> list[ItemTimeline]:
     return [run for run in runs if run.item.work == number]
 
@@ -368,31 +367,16 @@ def _check_sums(work: MultiplierLayer, runs: Sequence[ItemTimeline]) -> None:
     if [taps[0] for taps in parts] != ends[:-1] or ends[-1] != layer.taps:
         raise _wrong(f"the parts {parts} of a sum do not make up its {layer.taps} products", work.name)
     for taps in parts:
-        places = np.concatenate([each for run in runs if run.item.taps == taps for each in _places(run)])
+        computed = (each for run in runs if run.item.taps == taps for each in _computed(work, run.item))
+        places = np.concatenate(
+            [(r * layer.out_columns + c) * work.outputs + channels for _, channels, r, c in computed]
+        )
         count = np.bincount(places, minlength=work.positions * work.outputs).reshape(work.positions, work.outputs)
         wrong = np.argwhere(count != 1)
         if wrong.size:
             position, channel = wrong[0]
             what = f"products {list(taps)} of position {position} of channel {channel}"
             raise _wrong(f"{what} are added {count[position, channel]} times", work.name)
-
-
-def _places(run: ItemTimeline) -> Iterator[Numbers]:
-    """The results [position, channel] that each virtual neuron of an item computes, as one number."""
-    tile, layer = run.item.tile, run.layer
-    groups, filters = np.divmod(run.item.channels, layer.filters)
-    rows, columns = np.divmod(run.item.positions, grid(layer, tile)[1])
-    for g, k, x, y in product(*map(range, (tile.groups, tile.filters, tile.out_rows, tile.out_columns))):
-        row, column = rows * tile.out_rows + x, columns * tile.out_columns + y
-        inside = (groups + g < layer.groups) & (filters + k < layer.filters)
-        inside &= (row < layer.out_rows) & (column < layer.out_columns)
-        places = (
-            (row * layer.out_columns + column) * (layer.groups * layer.filters)
-            + run.item.channels
-            + g * layer.filters
-            + k
-        )
-        yield places[inside]
 
 
 def broken(order: NetworkOrder, rules: Rules) -> list[str]:
@@ -425,11 +409,7 @@ def _items_of(order: NetworkOrder, unit: ChannelRange) -> list[Item]:
 
 def _channels(work: MultiplierLayer, item: Item) -> set[int]:
     """The channels of a layer's result that an item computes."""
-    if not work.turned:
-        return {channel for part in item.segments for channel in channels_of(work, item.tile, part.channel)}
-    height = item.tile.out_rows
-    rows = (range(part.first * height, (part.first + part.count) * height) for part in item.segments)
-    return {row for own in rows for row in own if row < work.channels}
+    return {number for _, channels, rows, _ in _computed(work, item) for number in (rows if work.turned else channels)}
 
 
 def _is_within(order: NetworkOrder, item: Item, pin: Pin) -> bool:
@@ -446,8 +426,7 @@ def _divided(order: NetworkOrder, number: int) -> Iterator[str]:
         tile = item.tile
         if item.products != work.layer.taps or (not work.turned and tile.out_rows * tile.out_columns > 1):
             yield f"{work.name} has sums in parts, or on several virtual neurons"
-        neurons = order.clock(item).group.places[: tile.filters * tile.groups]  # in the order of their channels
-        for part in () if work.turned else item.segments:
-            places |= set(zip(channels_of(work, tile, part.channel), neurons, strict=False))
+        for (_, channels, _, _), place in zip(_computed(work, item), order.clock(item).group.places, strict=True):
+            places |= {(channel, place) for channel in ([] if work.turned else np.unique(channels).tolist())}
     if len(places) > len({channel for channel, _ in places}):
         yield f"an output channel of {work.name} is on several virtual neurons"

@@ -193,7 +193,7 @@ def _json(order: NetworkOrder, timeline: Sequence[Phase]) -> str:
         "model": order.network.graph.name,
         "configuration": asdict(order.config),
         "makespan": order.makespan,
-        "bound": asdict(bound(order.network, order.config)),
+        "bound": bound(order.network, order.config).reasons,
         "layers": [{"name": work.name, **asdict(work.layer)} for work in order.network.works],
         "items": [
             {

@@ -5,10 +5,10 @@ The chip has no clock of its own, so places in time (`Pin.begin`, `Pin.end`) are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import accumulate, combinations, pairwise, permutations
+from itertools import accumulate, chain, combinations, pairwise, permutations
 from pathlib import Path
 
 import numpy as np
@@ -154,13 +154,9 @@ def find_together(parts: tuple[Part, ...], config: MaeriConfig, kept: ChipRules 
     if best is None or (best.makespan - sum(macs) // config.multipliers) * _WORTH < best.makespan:
         return best
     by_work = sorted(range(len(parts)), key=macs.__getitem__)
-    ways = [
-        (turn, places)
-        for turn in (by_work, by_work[::-1])
-        for places in _shares([macs[number] for number in turn], config)
-    ]
+    ways = [(turn, _shares([macs[number] for number in turn], config)) for turn in (by_work, by_work[::-1])]
     ways += [(by_work, [(0, config.multipliers * quarters // 4)]) for quarters in (2, 3)]
-    return _first_to_end([best, *(_in_turn(parts, turn, config, kept, places) for turn, places in ways)])
+    return _first_to_end([best, *(_in_turn(parts, turn, config, kept, places) for turn, places in ways if places)])
 
 
 def _first_to_end(orders: Sequence[NetworkOrder | None]) -> NetworkOrder | None:
@@ -187,15 +183,13 @@ def _in_turn(
     return NetworkOrder(of_parts(parts), config, items, cycles)
 
 
-def _shares(work: Sequence[int], config: MaeriConfig) -> Iterator[list[tuple[int, int]]]:
-    """Multipliers for each layer, by its products, rounded down and up."""
+def _shares(work: Sequence[int], config: MaeriConfig) -> list[tuple[int, int]]:
+    """Multipliers for each layer, by its products; none where one has no port."""
     width = grain(config)
     ports = config.multipliers // width
-    for rounding in (0.3, 0.7):
-        ends = [int(total * ports / sum(work) + rounding) for total in accumulate(work)]
-        spans = list(pairwise((0, *ends[:-1], ports)))
-        if all(first < end for first, end in spans):
-            yield [(first * width, end * width) for first, end in spans]
+    ends = [round(total * ports / sum(work)) for total in accumulate(work)]
+    spans = list(pairwise((0, *ends)))
+    return [(first * width, end * width) for first, end in spans] if all(first < end for first, end in spans) else []
 
 
 def chip_rules(matches: Sequence[Match], rules: Rules) -> ChipRules:
@@ -233,24 +227,11 @@ def in_ruled_order(rules: Rules, config: MaeriConfig) -> Callable[[Graph], Graph
                 hint = "leave begin and end to a file of --rules"
                 raise ModelError(f"the compiled chip knows no cycles: {pin}", where="rules", hint=hint)
         names = {work.node.output: work.name for work in works}
-        users, layers = graph.users(), {work.name: work.node for work in works}
-
-        def last(node: Node) -> Node:
-            """The last of the operators behind a layer that only it feeds."""
-            while len(users[node.output]) == 1 and node.output not in graph.outputs:
-                following = users[node.output][0]
-                if following.output in names or any(name in graph.producers() for name in following.inputs[1:]):
-                    break
-                node = following
-            return node
-
-        pairs = [pair for chain in rules.before for pair in pairwise(chain)]
-        pairs += [pair for chain in rules.priority for pair in combinations(chain, 2)]
-        after: dict[str, set[str]] = {}
-        for x, y in pairs:
-            first, second = (layers[what.partition("[")[0]] for what in (x, y))
-            if first is not second:
-                after.setdefault(second.output, set()).add(last(first).output)
+        layers = {work.name: work.node.output for work in works}
+        pairs = chain(*map(pairwise, rules.before), *(combinations(group, 2) for group in rules.priority))
+        after: dict[str, set[str]] = {name: set() for name in names}
+        for first, second in ((layers[what.partition("[")[0]] for what in pair) for pair in pairs):
+            after[second] |= {first} - {second}
         return replace(graph, nodes=tuple(_named(node, names) for node in _sorted(graph, after)))
 
     return apply
@@ -264,12 +245,15 @@ def _named(node: Node, names: dict[str, str]) -> Node:
     return replace(node, origin=f"{(node.origin or node.output).partition(' (')[0]} ({name})")
 
 
-def _sorted(graph: Graph, after: dict[str, set[str]]) -> list[Node]:
-    """The nodes, each behind those it reads and those it must come after; else in their order."""
+def _sorted(graph: Graph, after: Mapping[str, set[str]]) -> list[Node]:
+    """The nodes in their order, but each layer behind those it must come after, and what only layers feed right behind
+    these."""
     waiting, done, nodes = list(graph.nodes), {*graph.inputs, *graph.constants}, list[Node]()
     while waiting:
-        ready = (n for n in waiting if done.issuperset(n.inputs) and done >= after.get(n.output, set()))
-        node = next(ready, waiting[0])  # a priority that the network's own order stands against
+        ready = [node for node in waiting if done.issuperset(node.inputs)]
+        free = (node for node in ready if node.output not in after)
+        kept = (node for node in ready if done >= after.get(node.output, set()))
+        node = next(chain(free, kept), ready[0])  # else a priority that the network's own order stands against
         waiting.remove(node)
         nodes.append(node)
         done.add(node.output)

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.targets.maeri.config import MaeriConfig
-from dovetail.targets.maeri.network import MultiplierLayer, OrderLayer
+from dovetail.targets.maeri.network import OrderLayer
 from dovetail.targets.maeri.tree import Range, TreeExit, leaving
 from dovetail.targets.maeri.words import Count, Natural, Size
 
@@ -397,13 +397,3 @@ def sweep(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, set[int]]]:
     for cycle in sorted({*begins, *ends}):
         working = (working - ends[cycle]) | begins[cycle]
         yield cycle, working
-
-
-def channels_of(work: MultiplierLayer, tile: MultiplierTile, first: int) -> list[int]:
-    """The filters of a segment, by its first."""
-    group, filter_ = divmod(first, work.layer.filters)
-    return [
-        (group + g) * work.layer.filters + filter_ + f
-        for g in range(min(tile.groups, work.layer.groups - group))
-        for f in range(min(tile.filters, work.layer.filters - filter_))
-    ]
