@@ -60,7 +60,6 @@ def arrange(
     config: MaeriConfig,
     rules: Rules | None = None,
     sizes: Mapping[int, int] | None = None,
-    cautious: bool = False,
     cut: Grain = Grain.RULES,
 ) -> NetworkOrder:
     """An order of a network. Where memories are too small for it, an order in which layers come one after the other,
@@ -71,7 +70,6 @@ def arrange(
         config: the engine.
         rules: the user's own.
         sizes: sizes of virtual neurons by layer number, where they are chosen already.
-        cautious: whether each unit waits until all others have long left.
         cut: how far layers are cut into units; those of channels and of parts are a virtual neuron each.
 
     Raises:
@@ -79,11 +77,11 @@ def arrange(
         TargetError: a layer does not fit, or not as the rules say; or no order fits the memories.
     """
     rules = rules or Rules()
-    order = first = _arrange(network, config, rules, sizes or {}, cautious, cut)
+    order = first = _arrange(network, config, rules, sizes or {}, cut)
     most = rules.at_most or config.multipliers
     while shortage(order) and most:
         try:
-            order = _arrange(network, config, replace(rules, at_most=most), sizes or {}, True, cut)
+            order = _arrange(network, config, replace(rules, at_most=most), sizes or {}, cut, in_turn=True)
         except (ModelError, TargetError):  # the rules want more at the same time
             break
         most //= 2
@@ -93,18 +91,23 @@ def arrange(
 
 
 def _arrange(
-    network: OrderNetwork, config: MaeriConfig, rules: Rules, sizes: Mapping[int, int], cautious: bool, cut: Grain
+    network: OrderNetwork,
+    config: MaeriConfig,
+    rules: Rules,
+    sizes: Mapping[int, int],
+    cut: Grain,
+    in_turn: bool = False,
 ) -> NetworkOrder:
+    """As `arrange`, whatever the memories; `in_turn`: each unit waits until all others have left."""
     floor = Floorplan(network, config, consistent_rules(rules, network, config, cut))
     waiting = set(floor.rules.units)
     while waiting:
         group = _next(floor, waiting)
         if len(group) == 1:
             room = floor.room(group[0])
-            if cautious:
-                latest = int(floor.free.max())
-                ready = max(room.ready, latest + latest // 16 + 16)
-                room = replace(room, ready=ready, earliest=max(room.earliest, ready))
+            if in_turn:
+                left = max(room.ready, room.earliest, int(floor.free.max()))
+                room = replace(room, ready=left, earliest=left)
             floor.add(group[0], (_lay_single if cut else _lay)(floor, group[0], room, sizes.get(group[0].work)))
         else:
             _lay_together(floor, group)
@@ -324,8 +327,6 @@ def _with_rules(network: OrderNetwork, config: MaeriConfig, rules: Rules, until:
 def _made(network: OrderNetwork, config: MaeriConfig, rules: Rules, until: float) -> NetworkOrder:
     """The best order that is made with some rules: of layers, or of small units where these are few."""
     best = arrange(network, config, rules)
-    if not is_sound(best, rules):
-        best = arrange(network, config, rules, cautious=True)
     for cut in (Grain.CHANNELS, Grain.PARTS) if not (config.shared_ports or rules.together) else ():
         if len(units_of(rules, network, cut)) > (_FEW_UNITS if process_time() > until else MOST_UNITS):
             break

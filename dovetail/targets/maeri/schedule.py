@@ -18,14 +18,13 @@ from dovetail.target import Ordered, OrderRequest
 from dovetail.targets.maeri.bound import best_tile, bound
 from dovetail.targets.maeri.coded import FORMS, read_image, write_image
 from dovetail.targets.maeri.config import MaeriConfig, configured
-from dovetail.targets.maeri.execute import execute
+from dovetail.targets.maeri.execute import execute, inner, programmed
 from dovetail.targets.maeri.listing import arrange, best_order
 from dovetail.targets.maeri.machine import clock_of
 from dovetail.targets.maeri.network import OrderNetwork, network
 from dovetail.targets.maeri.order import NEEDS, NetworkOrder, broken, check
 from dovetail.targets.maeri.outputs import HEADINGS, Phase, layer_rows, order_files, phases
 from dovetail.targets.maeri.picture import page
-from dovetail.targets.maeri.programming import inner, programmed
 from dovetail.targets.maeri.rules import Rules, load_rules
 from dovetail.targets.maeri.tile import ChannelSegment, Item, MultiplierTile, in_order
 from dovetail.targets.maeri.tree import Range
