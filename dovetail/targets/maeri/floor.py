@@ -248,7 +248,7 @@ def gangs(floor: Floorplan, unit: ChannelRange, room: UnitRoom) -> Iterable[tupl
         if count > 1:
             yield deal(floor, unit, room, lanes)
         neurons, left = room.most - count * tile.neurons, (len(free) - count * taken) * width
-        for alone in (False, True) if left and not whole else ():
+        for alone in (False, True) if neurons > 0 and left and not whole else ():
             found = fastest(part, config, neurons, left, alone, along(tile, part))
             if found and _divides(found[0], tile):
                 yield deal(floor, unit, room, [*lanes, (found[0], start + count * taken * width)])
