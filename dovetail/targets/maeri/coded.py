@@ -157,13 +157,7 @@ def kept_constants(memory: bytearray, graph: Graph, form: NumberFormat) -> dict[
 
 
 def step_of(graph: Graph, constants: Mapping[str, StepConstant], place: Callable[[str], FeatureMap]) -> Step:
-    """A graph as a step.
-
-    Args:
-        graph: one feature computed from others.
-        constants: places of its constants.
-        place: gives the place of a feature.
-    """
+    """A graph of one feature computed from others as a step, with the places of its constants and of features."""
     numbers, nodes = {name: number for number, name in enumerate((*graph.inputs, *graph.constants))}, list[StepNode]()
     for node in graph.nodes:
         nodes.append(StepNode(cast(StepOperator, node.operator), tuple(numbers[name] for name in node.inputs)))
@@ -175,13 +169,8 @@ def step_of(graph: Graph, constants: Mapping[str, StepConstant], place: Callable
 
 
 def add_step(builder: GraphBuilder, step: Step, values: Sequence[str], where: str) -> str:
-    """Add the operators of a step to a graph; the name of its result.
-
-    Args:
-        builder: of the graph.
-        step: the step.
-        values: the features and constants that it reads.
-        where: begins the names of its values.
+    """Add the operators of a step, which reads these features and constants, to a graph; the name of its result. Names
+    of its values begin with `where`.
 
     Raises:
         ValueError: operators do not fit together, or a value is too large.

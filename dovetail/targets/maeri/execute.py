@@ -150,12 +150,7 @@ def _part(graph: Graph, root: Node, inner: Set[str]) -> Graph:
 
 
 def lowered(net: StepGraph, order: NetworkOrder, places: Mapping[str, int] | None = None) -> Program:
-    """The program of an order, verified.
-
-    Args:
-        net: the steps of its network.
-        order: the order.
-        places: addresses of the stored values; None to plan them.
+    """The program of an order of some steps, verified, with these addresses of the stored values; None to plan them.
 
     Raises:
         ProgramError: values lie over others that are still read or written.
@@ -209,12 +204,7 @@ def size_of(program: Program) -> int:
 
 
 def programmed(order: NetworkOrder, form: NumberFormat, timeline: Sequence[Phase]) -> ProgrammingImage:
-    """The image of a network and its order.
-
-    Args:
-        order: the order.
-        form: the form of numbers.
-        timeline: the order's phases.
+    """The image of a network and its order, whose phases are given.
 
     Raises:
         ModelError: an operator of the network is in no step of an image, or there is no room; says which.
@@ -366,11 +356,7 @@ class ImageRun:
 
 
 def execute(image: ProgrammingImage, inputs: Sequence[Array]) -> ImageRun:
-    """Execute an image.
-
-    Args:
-        image: as it was read.
-        inputs: the network's, int8, in its order.
+    """Execute an image on the network's inputs (int8, in its order).
 
     Raises:
         SimulationError: the image cannot be executed; says which step or item.

@@ -169,14 +169,7 @@ class Floorplan:
 
 
 def single_neurons(floor: Floorplan, unit: ChannelRange, room: UnitRoom, sizes: int | None = None) -> Iterator[Item]:
-    """Ways to compute a unit by one virtual neuron, large ones first, and those that begin first.
-
-    Args:
-        floor: what is laid out.
-        unit: the unit.
-        room: place and time that it may use.
-        sizes: so many sizes; None for all.
-    """
+    """Ways to compute a unit by one virtual neuron, of all sizes or so many, large ones and early ones first."""
     work, config, within = floor.network.works[unit.work], floor.config, room.within
     step, (low, high) = config.port_width if config.ports else 1, floor.taps(unit)
     segments = segments_of(work, unit, MultiplierTile())

@@ -69,7 +69,7 @@ def arrange(
         network: the network.
         config: the engine.
         rules: the user's own.
-        sizes: sizes of virtual neurons by layer number, where they are chosen already.
+        sizes: sizes of virtual neurons that are chosen already, by number of their layer.
         cut: how far layers are cut into units; those of channels and of parts are a virtual neuron each.
 
     Raises:
@@ -257,12 +257,7 @@ def best_order(
     channels, and of what single input channels add to these; for others, one layer after the other tries other virtual
     neurons, the longest layer first.
 
-    Args:
-        network: the network.
-        config: the engine.
-        rules: the user's own.
-        seconds: to spend on better orders; equal seconds give equal orders only where all orders are tried in them.
-        report: called with each better order.
+    Equal seconds give equal orders only where all orders are tried in them. `report` is called with each better order.
 
     Raises:
         ModelError: the rules name no layer, or contradict each other.

@@ -251,13 +251,8 @@ def _dense(graph: Graph, node: Node) -> MultiplierLayer | None:
 
 
 def exists_from(graph: Graph, value: str, results: Mapping[str, Times]) -> Times:
-    """The cycle from which each channel and row of a value exists.
-
-    Args:
-        graph: the network; its inputs exist from cycle 0.
-        value: the value.
-        results: times of the layers' results, by name.
-    """
+    """The cycle from which each channel and row of a value exists, by those of the layers' results; inputs exist from
+    cycle 0."""
     producers = graph.producers()
     times: dict[str, Times] = dict(results)
 

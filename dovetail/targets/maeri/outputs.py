@@ -13,7 +13,10 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from dovetail.targets.maeri.bound import bound
 from dovetail.targets.maeri.config import MaeriConfig
@@ -29,6 +32,7 @@ from dovetail.targets.maeri.tree import (
     is_single,
     single_switches,
 )
+from dovetail.targets.maeri.words import Count, Natural
 
 
 @dataclass(frozen=True)
@@ -129,13 +133,7 @@ FORMAT = 1
 
 
 def order_files(order: NetworkOrder, timeline: Sequence[Phase], page: str) -> dict[str, bytes]:
-    """Contents of the files by name.
-
-    Args:
-        order: the order.
-        timeline: its phases.
-        page: its picture.
-    """
+    """Contents of an order's files by name; its phases and its picture are given."""
     files = {
         "schedule.json": _json(order, timeline),
         "schedule.html": page,
@@ -186,37 +184,55 @@ def _vmh(words: Iterable[int], digits: int) -> str:
     return "\n".join([f"@{0:0{digits}d}", *(f"{word & 0xFFFFFFFF:08X}" for word in words)]) + "\n"
 
 
+class FileItem(msgspec.Struct, frozen=True):
+    """An item as the file has it."""
+
+    layer: str
+    start: Natural
+    multipliers: tuple[Natural, Natural]
+    tile: MultiplierTile
+    segments: Annotated[list[tuple[Natural, Natural, Count]], Meta(min_length=1)]
+    """(output channel, first position, positions)."""
+    products: tuple[Natural, Natural] | None = None
+    """[first, end) of the products of a sum; all if not given."""
+    end: Natural = 0
+    """The cycle after its last sum; it is not read."""
+
+
+class OrderFile(msgspec.Struct, frozen=True):
+    """The part of `schedule.json` that is an order."""
+
+    items: Annotated[list[FileItem], Meta(min_length=1)]
+
+
 def _json(order: NetworkOrder, timeline: Sequence[Phase]) -> str:
     """The whole order: configuration, layers, items, and the virtual neurons of each phase."""
-    data: dict[str, Any] = {
+    items = []
+    for item in order.items:
+        parts, place = (
+            [(part.channel, part.first, part.count) for part in item.segments],
+            (item.place.start, item.place.end),
+        )
+        more = (item.start, place, item.tile, parts, item.taps, order.end(item))
+        items.append(FileItem(order.work(item).name, *more))
+    data = {
         "format": FORMAT,
         "model": order.network.graph.name,
-        "configuration": asdict(order.config),
+        "configuration": order.config,
         "makespan": order.makespan,
         "bound": bound(order.network, order.config).reasons,
         "layers": [{"name": work.name, **asdict(work.layer)} for work in order.network.works],
-        "items": [
-            {
-                "layer": order.work(item).name,
-                "start": item.start,
-                "end": order.end(item),
-                "multipliers": [item.place.start, item.place.end],
-                "tile": asdict(item.tile),
-                "products": list(item.taps),
-                "segments": [[part.channel, part.first, part.count] for part in item.segments],
-            }
-            for item in order.items
-        ],
+        "items": items,
         "phases": [
             {
                 "start": phase.start,
                 "configuration": phase.configuration,
-                "neurons": [[place.start, place.end] for place in phase.places],
+                "neurons": [(p.start, p.end) for p in phase.places],
             }
             for phase in timeline
         ],
     }
-    return json.dumps(data, indent=1) + "\n"
+    return msgspec.json.format(msgspec.json.encode(data), indent=1).decode() + "\n"
 
 
 def _trace(order: NetworkOrder) -> str:

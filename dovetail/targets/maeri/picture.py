@@ -122,13 +122,7 @@ class ItemBar:
 
 
 def page(order: NetworkOrder, summary: str, rows: Sequence[tuple[int, tuple[str, ...]]]) -> str:
-    """The page of an order.
-
-    Args:
-        order: the order.
-        summary: a sentence about it.
-        rows: of the table of layers (`layer_rows`).
-    """
+    """The page of an order, under a sentence, with the table of layers (`layer_rows`)."""
     bars, use = _bars(order), use_of(order, _SPANS)
     files = {name: resources.files(__package__).joinpath("templates", name).read_text("utf-8") for name in _FILES}
     digest = base64.b64encode(hashlib.sha256(files["order.js"].encode()).digest()).decode()

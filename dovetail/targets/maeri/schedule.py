@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
-
-import msgspec
-from msgspec import Meta
 
 from dovetail.documents import read_document
 from dovetail.errors import ModelError, SimulationError
@@ -23,22 +19,15 @@ from dovetail.targets.maeri.listing import arrange, best_order
 from dovetail.targets.maeri.machine import clock_of
 from dovetail.targets.maeri.network import OrderNetwork, network
 from dovetail.targets.maeri.order import NEEDS, NetworkOrder, broken, check
-from dovetail.targets.maeri.outputs import HEADINGS, Phase, layer_rows, order_files, phases
+from dovetail.targets.maeri.outputs import HEADINGS, FileItem, OrderFile, Phase, layer_rows, order_files, phases
 from dovetail.targets.maeri.picture import page
 from dovetail.targets.maeri.rules import Rules, load_rules
-from dovetail.targets.maeri.tile import ChannelSegment, Item, MultiplierTile, in_order
+from dovetail.targets.maeri.tile import ChannelSegment, Item, in_order
 from dovetail.targets.maeri.tree import Range
-from dovetail.targets.maeri.words import Count, Natural
 
 
 def ordering(graph: Graph, request: OrderRequest, config: MaeriConfig, rules: Rules) -> Ordered:
-    """The best order that is found, simulated if the request has inputs.
-
-    Args:
-        graph: the network.
-        request: arguments of `dovetail schedule`; a file of rules stands instead of the target's.
-        config: the target's.
-        rules: the target's.
+    """The best order that is found, simulated if the request has inputs; a file of rules stands instead of `rules`.
 
     Raises:
         DovetailError: the network has no layer, one does not fit, or rules or sizes are wrong.
@@ -144,32 +133,13 @@ def _summary(order: NetworkOrder) -> str:
 _HINT = "take schedule.json of `dovetail schedule -o` as an example, and change its items"
 
 
-class _FileItem(msgspec.Struct, frozen=True):
-    """An item as the file has it."""
-
-    layer: str
-    start: Natural
-    multipliers: tuple[Natural, Natural]
-    tile: MultiplierTile
-    segments: Annotated[list[tuple[Natural, Natural, Count]], Meta(min_length=1)]
-    """(output channel, first position, positions)."""
-    products: tuple[Natural, Natural] | None = None
-    """[first, end) of the products of a sum; all if not given."""
-
-
-class _OrderFile(msgspec.Struct, frozen=True):
-    """The part of `schedule.json` that is an order."""
-
-    items: Annotated[list[_FileItem], Meta(min_length=1)]
-
-
 def checked(path: Path, network: OrderNetwork, config: MaeriConfig, rules: Rules) -> tuple[NetworkOrder, list[str]]:
     """An order from a file, and a sentence about what was checked: memories, hardware, inputs, sums and rules.
 
     Raises:
         ModelError: the file is no order of this network; or, with all there is to say, the order cannot be kept.
     """
-    document = read_document(path, "json", _OrderFile, hint=_HINT, error=ModelError, what="the order")
+    document = read_document(path, "json", OrderFile, hint=_HINT, error=ModelError, what="the order")
     numbers = {work.name: number for number, work in enumerate(network.works)}
     items = list[Item]()
     for at, each in enumerate(document.value.items):
@@ -194,7 +164,7 @@ def checked(path: Path, network: OrderNetwork, config: MaeriConfig, rules: Rules
     return NetworkOrder(network, config, order.items, cycles), [note]
 
 
-def _item(each: _FileItem, number: int, network: OrderNetwork, config: MaeriConfig, where: str) -> Item:
+def _item(each: FileItem, number: int, network: OrderNetwork, config: MaeriConfig, where: str) -> Item:
     """An item of a layer, its sizes those of the layer and the engine."""
     layer = network.works[number].layer
     low, high = each.products or (0, layer.taps)

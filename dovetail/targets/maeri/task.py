@@ -125,14 +125,8 @@ def side_by_side(parts: tuple[Part, ...], config: MaeriConfig, kept: ChipRules =
 def stored(
     question: object, network: OrderNetwork, config: MaeriConfig, find: Callable[[], NetworkOrder | None]
 ) -> NetworkOrder | None:
-    """The order of a network from the cache, else from `find`; it is then kept.
-
-    Args:
-        question: everything the order depends on beside the configuration; its `repr` stands for it.
-        network: of the order.
-        config: of the order.
-        find: finds the order; None where there is none.
-    """
+    """The order of a network from the cache, else from `find`, and then kept; None where there is none. The question's
+    `repr` stands for all that the order depends on beside the configuration."""
 
     def answer() -> bytes:
         order = find()

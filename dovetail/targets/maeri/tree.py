@@ -192,11 +192,8 @@ def sums_by_cycle(lines: Iterable[int]) -> list[int]:
 def sums_taken(coming: Sequence[int], waiting: int = 0) -> list[int]:
     """Sums that the memory has taken after each cycle, until none is left.
 
-    It takes half of the sums that wait, as in the public simulator, whose cycles are measured.
-
-    Args:
-        coming: sums that come in each cycle.
-        waiting: sums that wait from before.
+    It takes half of the sums that wait, as in the public simulator, whose cycles are measured: of those that come in
+    each cycle, and of those that wait from before.
     """
     counts, done, total = list[int](), 0, waiting + sum(coming)
     while done < total:
