@@ -28,6 +28,8 @@ MOST_WAYS = 3000
 """Places of a single virtual neuron that are tried for a unit."""
 _STEPS = 20_000
 """Choices that are looked at for several units that begin together."""
+Lane = tuple[Item, NeuronClock]
+"""An item without sums, and its times."""
 
 
 @dataclass(frozen=True)
@@ -253,63 +255,44 @@ def _divides(tile: MultiplierTile, other: MultiplierTile) -> bool:
     return same and not other.filters % tile.filters and not other.groups % tile.groups
 
 
-@dataclass(frozen=True)
-class _Lane:
-    """A gang that sums are dealt out to."""
-
-    tile: MultiplierTile
-    time: NeuronClock
-    place: Range
-    start: int
-
-    def channels(self, work: MultiplierLayer, chunk: ChannelSegment, tile: MultiplierTile) -> list[int]:
-        """The first channels of its segments for a segment of a tile, which may have more filters or groups."""
-        layer = work.layer
-        parts = product(range(0, tile.groups, self.tile.groups), range(0, tile.filters, self.tile.filters))
-        return [
-            chunk.channel + group * layer.filters + filter_
-            for group, filter_ in parts
-            if chunk.channel % layer.filters + filter_ < layer.filters
-            and chunk.channel + group * layer.filters < work.outputs
-        ]
-
-    def positions(self, column: int, count: int, segments: int, cycles: int) -> int:
-        """Positions from a column on, of at most so many, that so many segments can have in some cycles."""
-        if segments == 1:
-            return int(np.searchsorted(self.time.plays.stretch(column, count).exists, cycles, side="right"))
-
-        def end(positions: int) -> int:
-            own = self.time.plays.stretch(column, positions)
-            return (segments - 1) * self.time.after(own) + own.last
-
-        return bisect_right(range(1, count + 1), cycles, key=end)
-
-
 def deal(
     floor: Floorplan, unit: ChannelRange, room: UnitRoom, tiles: Sequence[tuple[MultiplierTile, int]]
 ) -> tuple[Item, ...]:
     """Deal a unit's sums out to gangs (tile, first multiplier), equal but for a narrower last one, so that all end
     together."""
-    work, lanes = floor.network.works[unit.work], list[_Lane]()
-    for tile, at in tiles:
-        time = floor.time(unit, tile, at)
-        place = Range(at, time.size * tile.neurons)
-        lanes.append(_Lane(tile, time, place, floor.start(unit, room, time, place)))
-    chunks = segments_of(work, unit, tiles[0][0])
-    if len(lanes) == 1:
-        parts = [chunks]
-    elif room.whole and not work.turned:
+    work, items = floor.network.works[unit.work], [floor.item(unit, room, tile, at, ()) for tile, at in tiles]
+    chunks, lanes = segments_of(work, unit, tiles[0][0]), [(item, floor.clock(item)) for item in items]
+    parts: Sequence[Sequence[ChannelSegment]] = [chunks]
+    if room.whole and not work.turned:
         parts = _whole_filters(lanes, chunks)
-    else:
-        starts, time, sums = [lane.start for lane in lanes], lanes[0].time, sum(chunk.count for chunk in chunks)
-        guess = max(starts) + time.first.last + sums * time.later // len(lanes)
+    elif len(lanes) > 1:
+        starts, time = [item.start for item in items], lanes[0][1]
+        guess = max(starts) + time.first.last + sum(chunk.count for chunk in chunks) * time.later // len(lanes)
         until = _first_enough(lambda each: not _dealt_until(work, lanes, chunks, each)[1], min(starts), guess)
         parts = _dealt_until(work, lanes, chunks, until)[0]
-    return tuple(
-        Item(unit.work, lane.start, lane.place, lane.tile, floor.taps(unit), tuple(segments))
-        for lane, segments in zip(lanes, parts, strict=True)
-        if segments
-    )
+    return tuple(replace(item, segments=tuple(part)) for item, part in zip(items, parts, strict=True) if part)
+
+
+def _channels(work: MultiplierLayer, tile: MultiplierTile, chunk: ChannelSegment, wide: MultiplierTile) -> list[int]:
+    """The first channels of a tile's segments for a segment of one that has perhaps more filters or groups."""
+    filters = work.layer.filters
+    return [
+        chunk.channel + group * filters + filter_
+        for group, filter_ in product(range(0, wide.groups, tile.groups), range(0, wide.filters, tile.filters))
+        if chunk.channel % filters + filter_ < filters and chunk.channel + group * filters < work.outputs
+    ]
+
+
+def _positions(time: NeuronClock, column: int, count: int, segments: int, cycles: int) -> int:
+    """Positions from a column on, of at most so many, that so many segments can have in some cycles."""
+    if segments == 1:
+        return int(np.searchsorted(time.plays.stretch(column, count).exists, cycles, side="right"))
+
+    def end(positions: int) -> int:
+        own = time.plays.stretch(column, positions)
+        return (segments - 1) * time.after(own) + own.last
+
+    return bisect_right(range(1, count + 1), cycles, key=end)
 
 
 def _first_enough(enough: Callable[[int], bool], least: int, guess: int) -> int:
@@ -321,20 +304,20 @@ def _first_enough(enough: Callable[[int], bool], least: int, guess: int) -> int:
 
 
 def _dealt_until(
-    work: MultiplierLayer, lanes: Sequence[_Lane], chunks: Sequence[ChannelSegment], until: int
+    work: MultiplierLayer, lanes: Sequence[Lane], chunks: Sequence[ChannelSegment], until: int
 ) -> tuple[list[list[ChannelSegment]], int]:
     """Deal out the sums that fit until a cycle, chunk after chunk; the shares and the number of sums that are left."""
     number, done, shares = 0, 0, []
-    for lane in lanes:
+    for lane, time in lanes:
         cycle, share = lane.start, list[ChannelSegment]()
         while number < len(chunks):
-            chunk, column = chunks[number], (chunks[number].first + done) % lane.time.plays.columns
-            channels = lane.channels(work, chunk, lanes[0].tile)
-            count = lane.positions(column, chunk.count - done, len(channels), until - cycle)
+            chunk, column = chunks[number], (chunks[number].first + done) % time.plays.columns
+            channels = _channels(work, lane.tile, chunk, lanes[0][0].tile)
+            count = _positions(time, column, chunk.count - done, len(channels), until - cycle)
             if not count:
                 break
             share += [ChannelSegment(channel, chunk.first + done, count) for channel in channels]
-            cycle += len(channels) * lane.time.after(lane.time.plays.stretch(column, count))
+            cycle += len(channels) * time.after(time.plays.stretch(column, count))
             done += count
             if done == chunk.count:
                 number, done = number + 1, 0
@@ -342,13 +325,13 @@ def _dealt_until(
     return shares, sum(chunk.count for chunk in chunks[number:]) - done
 
 
-def _whole_filters(lanes: Sequence[_Lane], chunks: Sequence[ChannelSegment]) -> list[list[ChannelSegment]]:
+def _whole_filters(lanes: Sequence[Lane], chunks: Sequence[ChannelSegment]) -> list[list[ChannelSegment]]:
     """Give each channel to the virtual neurons that are free first, or hardly later further left: what is free then
     lies side by side."""
-    ends, shares = [lane.start for lane in lanes], [list[ChannelSegment]() for _ in lanes]
+    ends, shares = [lane.start for lane, _ in lanes], [list[ChannelSegment]() for _ in lanes]
     for chunk in chunks:
-        at = next(each for each, end in enumerate(ends) if end <= min(ends) + lanes[each].time.first.last)
-        ends[at] += lanes[at].time.after(lanes[at].time.plays.stretch(0, chunk.count))
+        at = next(each for each, end in enumerate(ends) if end <= min(ends) + lanes[each][1].first.last)
+        ends[at] += lanes[at][1].after(lanes[at][1].plays.stretch(0, chunk.count))
         shares[at].append(chunk)
     return shares
 
