@@ -436,8 +436,8 @@ def totals(report: Report) -> list[str]:
         devices = ((name, cycles) for name, cycles in report.cycles.items() if name != "total" and cycles is not None)
         parts = ", ".join(f"{name} {_number(cycles)}" for name, cycles in devices)
         lines.append(f"cycles        {_number(report.cycles['total'])}{f' (busy: {parts})' if parts else ''}")
-    if times := [layer.nanoseconds for layer in report.layers if layer.nanoseconds is not None]:
-        lines.append(f"device time   {sum(times) / 1000:,.1f} us of kernels, by the device's own clock")
+    if spans := [layer.nanoseconds for layer in report.layers if layer.nanoseconds is not None]:
+        lines.append(f"device time   {sum(spans) / 1000:,.1f} us of kernels, by the device's own clock")
     if report.bound and report.cycles["total"]:
         times = f"taken are {report.cycles['total'] / report.bound:.2f} times that"
         lines.append(f"at least      {report.bound:,.0f} cycles on this hardware: {report.bound_by}; {times}")

@@ -43,10 +43,10 @@ class WriteRow(Operator):
     def evaluate(self, inputs: Arrays) -> Array:
         x, row, place = inputs
         size = x.shape[self.axis]
-        result, before = x.copy(), (slice(None),) * self.axis
+        result = x.copy()
+        rows, new = np.moveaxis(result, self.axis, 0), np.moveaxis(row, self.axis, 0)
         for number, at in enumerate(place.reshape(-1).tolist()):
-            at = min(max(at + size if at < 0 else at, 0), size - 1)
-            result[(*before, at)] = row[(*before, number)]
+            rows[min(max(at + size if at < 0 else at, 0), size - 1)] = new[number]
         return result
 
     def chosen_from(self, operands: Sequence[T]) -> Sequence[T]:
