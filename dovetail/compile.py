@@ -257,8 +257,10 @@ def compile_model(model: Path, target: Target, options: Options, progress: Progr
     least, steps = prepared.work, prepared.steps
     made = compile_graph(graph, target, options, progress, model=model, choices=choices, steps=steps, work=least)
     made = made if several is None else _with_prefill(made, several, prepared, options, progress)
-    for note in _notes_of(made, graph.name):
-        tell(note)
+    told = [*_notes_of(made, graph.name), *(_notes_of(made.prefill, made.prefill.graph.name) if made.prefill else ())]
+    for place, note in enumerate(told):
+        if note not in told[:place]:  # of both networks
+            tell(note)
     if options.strict:
         check_strict(notes, model.name)
     progress("looking at the stack it needs")
@@ -279,6 +281,8 @@ def _with_prefill(
     """The compiled network of a step with that of several; raises DovetailError where the target does not allow it."""
     check_prefill(made.unit.target, made.striped is not None)
     progress(f"making one network of {options.prefill} steps")
+    if options.pins or options.tuning:
+        options.tell(Note(Kind.NOT_USED, "--pin and --tuning are for the network of one step, not that of several"))
     own = replace(options, pins={}, tuning=None)
     more = compile_graph(graph, made.unit.target, own, progress, steps=prepared.steps, base=made.unit)
     unit, several = joined_units(made.unit, more.unit)
