@@ -22,6 +22,7 @@ SHARED = REPOSITORY.parent / "shared"
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
 
 from bound_tables import bound_table  # noqa: E402
+from language_tables import language_tables  # noqa: E402
 from parallel_tables import diana_table, joint_table, several_cores  # noqa: E402
 from tables import FIGURES, Rows, Sections, read, run  # noqa: E402
 
@@ -352,6 +353,7 @@ SECTIONS: Sections = {
     "diana": diana_table,
     "joint": lambda: joint_table(model_file("ic_resnet8")),
     "rtl": rtl_table,
+    "language": lambda: language_tables(SHARED / "models" / "lm"),
     "summary": summary_table,
 }
 

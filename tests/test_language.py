@@ -21,6 +21,7 @@ from dovetail.guests.ptq.sequences import bits_per_token
 from dovetail.ir.graph import GraphBuilder, evaluate, evaluate_all
 from dovetail.ir.operators.arithmetic import Clip, Dequantize, Requantize, Rounding
 from dovetail.ir.operators.bits import BitProduct, WriteBits
+from dovetail.ir.operators.fixed import FixedStandard
 from dovetail.ir.operators.linear import FullyConnected
 from dovetail.ir.operators.sequence import FixedAttention, WriteRow
 from dovetail.ir.types import Array, DType, TensorType
@@ -140,6 +141,22 @@ def test_logits_are_floats_on_every_core(name: str) -> None:
     with built(compile_graph(graph, target, Options(allow_float=True)), target) as build:
         (found,) = run_build(build, "iss", [sample]).outputs
     np.testing.assert_array_equal(found["y"], evaluate(graph, sample)["y"])
+
+
+@pytest.mark.parametrize("size", [5, 6, 44])
+@pytest.mark.parametrize("centred", [False, True])
+def test_normalisations_of_any_integers(size: int, centred: bool) -> None:
+    """Squares are added some at a time: of the most negative integers, of nothing and of random ones."""
+    builder, rng = GraphBuilder("norm"), np.random.default_rng(size)
+    x = builder.input("x", TensorType((4, size), DType.INT16))
+    graph = builder.finish([builder.add(FixedStandard(size, 0, 70, centred=centred), [x])])
+    rows = [np.full(size, -32768), np.zeros(size), *rng.integers(-32768, 32768, (2, size))]
+    sample = {"x": np.array(rows, np.int16)}
+    target = load_target("riscv")
+    with built(compile_graph(graph, target, Options()), target) as build:
+        (found,) = run_build(build, "host", [sample]).outputs
+    for value, wanted in evaluate(graph, sample).items():
+        np.testing.assert_array_equal(found[value], wanted)
 
 
 def small_cache(quantised_apart: bool) -> Any:

@@ -18,7 +18,7 @@ from dovetail.errors import ModelError, ProgramError
 from dovetail.ir.graph import Graph, GraphBuilder, evaluate, evaluate_all
 from dovetail.ir.onnx_runtime import runtime_session
 from dovetail.ir.operators.bits import BitProduct
-from dovetail.ir.operators.movement import Reshape
+from dovetail.ir.operators.movement import Reshape, Transpose
 from dovetail.ir.operators.sequence import Attention, FixedAttention, WriteRow
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.legalize import attention_of_bits
@@ -174,12 +174,16 @@ def test_cores_attend_with_their_own_instructions(name: str, shapes: tuple[int, 
         np.testing.assert_array_equal(outputs["y"], evaluate(graph, sample)["y"])
 
 
-@pytest.mark.parametrize(("heads", "groups", "depth", "shape"), [(4, 2, 8, (2, 32, 8)), (6, 6, 4, (1, 6, 32, 4))])
-def test_an_engine_attends_as_the_core(heads: int, groups: int, depth: int, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("heads", "groups", "depth", "shape", "axis"),
+    [(4, 2, 8, (2, 32, 8), 1), (6, 6, 4, (1, 6, 32, 4), 2), (6, 6, 4, (32, 6, 4), 0), (4, 2, 8, (32, 16), 0)],
+)
+def test_an_engine_attends_as_the_core(heads: int, groups: int, depth: int, shape: tuple[int, ...], axis: int) -> None:
     """Scores and weighted values by NE16, of caches that lie as it reads them: exact, of a prefix, with holes, of
     nothing, of places that were never written, and behind a place that is too large."""
-    builder, rng, places = GraphBuilder("net"), np.random.default_rng(3), shape[-2]
-    row = TensorType((*shape[:-2], 1, depth), DType.INT8)
+    builder, rng, places = GraphBuilder("net"), np.random.default_rng(3), shape[axis]
+    row = TensorType((*shape[:axis], 1, *shape[axis + 1 :]), DType.INT8)
+    whole = (groups, places, depth) if axis else (places, groups, depth)
     q = builder.input("q", TensorType((heads, 1, depth), DType.INT8))
     live, place = (
         builder.input("live", TensorType((1, places), DType.BOOL)),
@@ -188,9 +192,10 @@ def test_an_engine_attends_as_the_core(heads: int, groups: int, depth: int, shap
     kept = []
     for name in "kv":
         state = builder.state(f"past_{name}", rng.integers(-128, 128, shape).astype(np.int8))
-        written = builder.add(WriteRow(len(shape) - 2), [state, builder.input(name, row), place])
+        written = builder.add(WriteRow(axis), [state, builder.input(name, row), place])
         builder.replace_state(state, written)
-        kept.append(builder.add(Reshape((groups, places, depth)), [written]) if len(shape) > 3 else written)
+        seen = builder.add(Reshape(whole), [written]) if shape != whole else written
+        kept.append(seen if axis else builder.add(Transpose((1, 0, 2)), [seen]))
     graph = builder.finish([builder.add(FixedAttention(9000, 21, 3, -5), [q, *kept, live], "y")])
     target = load_target("ne16")
     rewritten = attention_of_bits(16, lambda _: True)(graph)

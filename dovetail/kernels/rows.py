@@ -11,13 +11,16 @@ from dovetail.ir.operators.activation import FixedSoftmax, LogSoftmax, Softmax
 from dovetail.ir.operators.fixed import FixedLogSoftmax, FixedNormalise, FixedSoftmax16, FixedStandard
 from dovetail.ir.operators.reduction import ArgExtreme, CumSum, Normalise, Reduce, ReduceKind
 from dovetail.ir.types import DType
-from dovetail.kernels.c import Lines, atom, c_type, code, loop, nested, product, real, total, variable
+from dovetail.kernels.c import Lines, atom, c_type, channel_lanes, code, loop, nested, product, real, total, variable
 from dovetail.kernels.elements import Computed, Places, place_in, write_elements
 from dovetail.kernels.epilogue import finish
 from dovetail.kernels.kernel import Expression, KernelWriter, expression_of, refuse
 from dovetail.kernels.registry import kernel
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.window import anchored
+
+_TURN = 4
+"""Squares of a turn."""
 
 
 @kernel(Reduce)
@@ -330,11 +333,16 @@ def _standard(scope: KernelScope, operator: FixedStandard) -> KernelWriter:
     upper = operator.epsilon > 0 and right > 1
 
     def before(_: int) -> Lines:
-        value = f"({total('from[along]', offset)})"
-        square = f"squares += {'(int64_t)' if whole else ''}{value} * {value};"
-        sums, steps, less = ["int32_t sum = 0;"], [f"sum += {value};", square], " - (int64_t)sum * sum"
-        if not operator.centred:
-            sums, steps, less = [], [square], ""
+        turn = channel_lanes(size, _TURN)
+        places = [total("along", lane) for lane in range(turn)]
+        values = [f"({total(f'from[{place}]', offset)})" for place in places]
+        squares = [f"{'(int64_t)' if whole else ''}{value} * {value}" for value in values]
+        if kind == "int64_t" and not whole and turn % 2 == 0:  # two fit 32 bits, which a wide sum takes at once
+            squares = [f"(uint32_t)({a}) + (uint32_t)({b})" for a, b in zip(squares[::2], squares[1::2], strict=True)]
+        steps, less = [f"squares += {square};" for square in squares], ""
+        if operator.centred:
+            steps, less = [*(f"sum += {value};" for value in values), *steps], " - (int64_t)sum * sum"
+        sums = ["int32_t sum = 0;"] if operator.centred else []
         return code(
             f"""
             @sums
@@ -345,7 +353,7 @@ def _standard(scope: KernelScope, operator: FixedStandard) -> KernelWriter:
             const int32_t inverse = inverse_root((int32_t)(spread >> (2 * half)), &root_shift);
             const int32_t power = half - root_shift + {31 - operator.fraction_bits + (raised - 32) * upper};
             """,
-            sums=[*sums, *_collected(size, f"{kind} squares = 0;", *steps)],
+            sums=[*sums, f"{kind} squares = 0;", *loop("along", size, steps, step=turn)],
         )
 
     def element(at: str) -> Computed:

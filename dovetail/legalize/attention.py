@@ -25,6 +25,7 @@ from dovetail.ir.pattern import apply, occurrence, operand
 from dovetail.ir.types import Array, DType, Shape, TensorType
 
 _SHIFT = 128
+_TURN = Transpose((1, 0, 2))
 _OLD, _ROW, _PLACE = operand("old"), operand("row"), operand("place")
 _WRITTEN = apply(WriteRow, _OLD, _ROW, _PLACE)
 _ATTENTION = apply(FixedAttention, *map(operand, ("queries", "keys", "values", "live")))
@@ -37,6 +38,8 @@ class _Written:
     node: Node
     shape: Shape
     """Heads, places and elements of each."""
+    turned: bool
+    """Whether its places lie first."""
 
 
 @dataclass(frozen=True)
@@ -73,15 +76,20 @@ def attention_of_bits(packs: int, pays: Callable[[int], bool]) -> Callable[[Grap
 
 def _written(graph: Graph, value: str) -> _Written | None:
     """The state that keys or values are; None where they are none, or something else reads it."""
-    whole = graph.types[value].shape
-    while (node := graph.producer(value)) is not None and node.operator.is_view and graph.readers(value) == 1:
+    whole, turned = graph.types[value].shape, False
+    while (node := graph.producer(value)) is not None and graph.readers(value) == 1:
+        if node.operator == _TURN and not turned and graph.types[node.output].shape == whole:
+            turned = True
+        elif not node.operator.is_view:
+            break
         value = node.inputs[0]
     match = occurrence(_WRITTEN, graph, node) if node is not None else None
     if node is None or match is None or graph.readers(value) != 2 or graph.readers(match[_OLD]) > 1:
         return None
     shape, axis = graph.types[value].shape, match[_WRITTEN].axis
     is_state = any((read, after) == (match[_OLD], value) for read, after, _ in graph.kept)
-    return _Written(node, whole) if is_state and (prod(shape[:axis]), shape[axis]) == whole[:2] else None
+    lies = (prod(shape[:axis]), shape[axis]) == (1 if turned else whole[0], whole[1])
+    return _Written(node, whole, turned) if is_state and lies else None
 
 
 def _rebuilt(graph: Graph, found: Mapping[str, _CachedAttention], packs: int) -> Graph:
@@ -96,8 +104,9 @@ def _rebuilt(graph: Graph, found: Mapping[str, _CachedAttention], packs: int) ->
         array, dtype = first, graph.types[read].dtype
         if read in states:
             one, side = states[read]
-            raised = (first.reshape(one.shape).astype(np.int16) + _SHIFT).astype(np.uint8).transpose(1, 0, 2)
-            rows, dtype = raised.reshape(len(raised), -1), DType.UINT8
+            held = first.astype(np.int16) + _SHIFT
+            held = held if one.turned else held.reshape(one.shape).transpose(1, 0, 2)
+            rows, dtype = held.astype(np.uint8).reshape(one.shape[1], -1), DType.UINT8
             array = ToBitPlanes(packs).evaluate([rows.T]) if side else rows[None, :, None]
         builder.state(read, array, dtype)
     gone = {one.node.output for one, _ in states.values()}
@@ -107,6 +116,8 @@ def _rebuilt(graph: Graph, found: Mapping[str, _CachedAttention], packs: int) ->
         elif gone.isdisjoint((node.output, *node.inputs)):
             inputs = [names.get(name, name) for name in node.inputs]
             names[node.output] = builder.add(node.operator, inputs, node.output, node.origin)
+        else:
+            gone.add(node.output)
     for read, after, _ in graph.kept:
         builder.replace_state(read, names[after])
     return prune(replace(builder.finish([names[name] for name in graph.results]), left=graph.left))
@@ -138,12 +149,11 @@ class _Parts:
         """Add a constant."""
         return self.builder.constant(self.builder.fresh(f"{self.node.output}_{stem}"), array)
 
-    def raised(self, value: str, shape: Shape, groups: int, count: int) -> str:
+    def raised(self, value: str, shape: Shape, one: _Written, count: int) -> str:
         """`count` rows of int8 for each of the heads as rows of uint8 for all heads, of a shape."""
         raised = self.add(Offset(_SHIFT, DType.UINT8), value)
-        if count > 1:
-            apart = (groups, count, self.kind(value).elements // (groups * count))
-            raised = self.add(Transpose((1, 0, 2)), self.add(Reshape(apart), raised))
+        if count > 1 and not one.turned:
+            raised = self.add(_TURN, self.add(Reshape((one.shape[0], count, one.shape[2])), raised))
         return self.add(Reshape(shape), raised)
 
     def rows(self, value: str, axis: int, first: int, stop: int) -> str:
@@ -164,9 +174,9 @@ def _attend(builder: GraphBuilder, node: Node, one: _CachedAttention, packs: int
     (groups, places, depth), (_, _, width) = (one.shape for one in both)
     (past, key, place), (before, value, at) = (one.node.inputs for one in both)
     count = draft.kind(place).elements
-    row_of_keys = draft.raised(key, (1, count, 1, groups * depth), groups, count)
+    row_of_keys = draft.raised(key, (1, count, 1, groups * depth), both[0], count)
     keys = draft.add(WriteRow(1), past, row_of_keys, place)
-    row_of_values = draft.raised(value, (count, groups * width), groups, count)
+    row_of_values = draft.raised(value, (count, groups * width), both[1], count)
     values = draft.add(WriteBits(), before, row_of_values, at)
     heads, rows, _ = draft.kind(node.inputs[0]).shape
     each = max(1, _MOST_SCORES // (heads * places))
