@@ -39,7 +39,6 @@ CHIP = MESH.resized(chips=1)
 MESHES = {16: replace(CHIP, grid=Grid(4, 4, 1)), 64: replace(CHIP, grid=Grid(4, 4, 4)), 152: CHIP}
 FARTHER = {
     ("chain", Objective.LATENCY, 152): 0.075,
-    ("kws_dscnn", Objective.LATENCY, 64): 0.075,
     ("kws_dscnn", Objective.THROUGHPUT, 16): 0.07,
     ("digits", Objective.THROUGHPUT, 64): 0.08,
 }

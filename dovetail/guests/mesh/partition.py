@@ -339,7 +339,7 @@ def residents(layers: Sequence[MeshLayer], fronts: Sequence[Frontier], topology:
     return [resident_section(layers, one, topology.mesh) for one in cuts]
 
 
-_FEWER = 6
+_FEWER = 12
 """Numbers of elements that are tried, about."""
 SMALL = 64
 """Elements up to which every fewer number of them is tried for all of a network."""
