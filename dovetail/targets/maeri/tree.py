@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain, repeat
 
 from dovetail.errors import TargetError
 from dovetail.targets.maeri.config import MaeriConfig
@@ -196,8 +197,10 @@ def sums_taken(coming: Sequence[int], waiting: int = 0) -> list[int]:
     each cycle, and of those that wait from before.
     """
     counts, done, total = list[int](), 0, waiting + sum(coming)
-    while done < total:
-        waiting += coming[len(counts)] if len(counts) < len(coming) else 0
+    for sums in chain(coming, repeat(0)):
+        if done == total:
+            return counts
+        waiting += sums
         done += waiting - waiting // 2
         waiting //= 2
         counts.append(done)
