@@ -125,8 +125,8 @@ def _computed(work: MultiplierLayer, item: Item) -> Iterator[tuple[Numbers, Numb
     for g, k, x, y in product(*map(range, (tile.groups, tile.filters, tile.out_rows, tile.out_columns))):
         group, filter_, row, column = groups + g, filters + k, rows * tile.out_rows + x, columns * tile.out_columns + y
         inside = (group < layer.groups) & (filter_ < layer.filters) & (row < layer.out_rows)
-        inside = np.flatnonzero(inside & (column < layer.out_columns))
-        yield inside, (group * layer.filters + filter_)[inside], row[inside], column[inside]
+        kept = np.flatnonzero(inside & (column < layer.out_columns)).astype(np.int64)
+        yield kept, (group * layer.filters + filter_)[kept], row[kept], column[kept]
 
 
 _LISTED = 6
