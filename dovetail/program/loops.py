@@ -197,6 +197,8 @@ class _LoopSearch:
     def __init__(self, program: Program, forms: Array) -> None:
         """The program, and a number for the form of each statement."""
         self.program, self.forms = program, forms
+        self.begins = np.cumsum([0, *(isinstance(one, Begin) for one in program.statements)])
+        """Layers that begin before each statement."""
         waits = {index: one.statement for index, one in enumerate(program.statements) if isinstance(one, Wait)}
         self.waits = waits
         """Wait -> the statement waited for."""
@@ -231,14 +233,13 @@ class _LoopSearch:
         """Stretches whose forms repeat, with layers from their begin on: statements saved at most, first statement,
         period, turns; the best first."""
         stretches = []
-        begins = np.cumsum([0, *(isinstance(one, Begin) for one in self.program.statements)])
         for period in range(1, min(_MOST_PERIOD, (end - begin) // 2) + 1):
             same = self.forms[begin : end - period] == self.forms[begin + period : end]
             edges = np.flatnonzero(np.diff(np.concatenate(([False], same, [False])).astype(np.int8))).reshape(-1, 2)
             for low, high in edges[edges[:, 1] - edges[:, 0] >= period].tolist():
                 for phase in range(min((high - low) % period + 1, high - low)):
                     count, first = (high - low - phase) // period + 1, begin + low + phase
-                    layers = begins[first + period] - begins[first]
+                    layers = self.begins[first + period] - self.begins[first]
                     if count > 1 and (not layers or isinstance(self.program.statements[first], Begin)):
                         stretches.append(((count - 1) * period, first, period, count))
         return sorted(stretches, key=lambda one: (-one[0], one[2], one[1]))

@@ -22,7 +22,7 @@ from dovetail.schedule.layout import LayoutPlan
 from dovetail.schedule.plan.allocate import Placement, allocate
 from dovetail.schedule.plan.buffered import filled, with_buffers
 from dovetail.schedule.plan.homes import ValueLifetimes, first_homes, same_bytes_as
-from dovetail.schedule.plan.lifetimes import Timeline, overwrites
+from dovetail.schedule.plan.lifetimes import Timeline, fullest, overwrites
 from dovetail.schedule.plan.lower import lower
 from dovetail.schedule.plan.lowered import LoweredNetwork, LoweringCache
 from dovetail.schedule.region import CoreGroup, EnginePart, Homes, Region
@@ -84,11 +84,15 @@ def plan(
         if stuck is not None:
             choice = planner.spilled(*stuck, choice)
             continue
-        draft = planner.draft(choice)
+        lowered = planner.lowered(choice)
+        if (sooner := planner.surely_crowded(lowered, choice)) is not None:
+            choice = sooner
+            continue
+        draft = planner.draft(lowered, choice)
         crowded = next((p for p in draft.placements if p.peak > planner.room(p.memory)), None)
         if crowded is None:
             return planner.finish(draft, choice)
-        if not choice.paced and target.dma and target.engines:
+        if not choice.paced and planner.may_pace:
             choice = replace(choice, paced=True)
         else:
             choice = planner.relieved(crowded, draft, choice)
@@ -248,9 +252,27 @@ class _Planner:
             {same for name in names for same in same_bytes_as(name, self.laid.regions)}, self.target.values
         )
 
-    def draft(self, choice: _PlanningRound) -> _DraftPlan:
+    def lowered(self, choice: _PlanningRound) -> LoweredNetwork:
+        """The statements of a round."""
+        return lower(self.laid, self.tilings, self.target, choice.homes, choice.early, self.cores, self.parts)
+
+    def surely_crowded(self, lowered: LoweredNetwork, choice: _PlanningRound) -> _PlanningRound | None:
+        """The next round, where a memory is too small even without waits and with the best addresses; None where that
+        is not certain, or where nothing can be given up. It saves most rounds a draft."""
+        for memory, most, alive in fullest(lowered.statements, lowered.buffers, self.target.memories, self.dma):
+            if most > self.room(memory.name):
+                is_short = memory.name == self.target.values and not _has_tiles(alive)
+                given_up = None if is_short else self._given_up(alive, lowered, choice)
+                return given_up and replace(given_up, paced=choice.paced or self.may_pace)
+        return None
+
+    @property
+    def may_pace(self) -> bool:
+        """Whether copies may wait for launches."""
+        return bool(self.target.dma and self.target.engines)
+
+    def draft(self, lowered: LoweredNetwork, choice: _PlanningRound) -> _DraftPlan:
         """The program of a round, with addresses as if every memory were as large as need be."""
-        lowered = lower(self.laid, self.tilings, self.target, choice.homes, choice.early, self.cores, self.parts)
         statements = synchronise(lowered.statements, self.dma, choice.settle, choice.paced, apart=bool(self.cores))
         timeline = Timeline(statements, lowered.buffers, self.dma)
         again, seconds = overwrites(timeline), {self.target.values: _EXACT_SECONDS}
@@ -264,23 +286,31 @@ class _Planner:
         up."""
         room = self.room(crowded.memory)
         alive, short = _alive(crowded, draft.timeline, room), crowded.peak - room
-        has_tiles = any(one.role in (Role.TILE, Role.SCRATCH) for one in alive)
+        has_tiles = _has_tiles(alive)
         # an engine that works in the memory of values has buffers beside them that can give way
         if crowded.memory == self.target.values and not has_tiles:
             raise self._too_large(crowded, alive, short)
-        for buffer in alive:
-            region = draft.lowered.fetches.get(buffer.name)
-            if region in choice.early:
-                return replace(choice, early=choice.early - {region})
-        for buffer in alive:
-            if buffer.role is Role.VALUE and buffer.memory != self.target.values:
-                values = {name for name, view in draft.lowered.values.items() if view.buffer == buffer.name}
-                return choice.moved(values, self.target.values)
+        if (given_up := self._given_up(alive, draft.lowered, choice)) is not None:
+            return given_up
         if not choice.settle:
             return replace(choice, settle=True)
         if not has_tiles or choice.withheld > room:
             raise self._too_large(crowded, alive, short)
         return replace(choice, withheld=choice.withheld + short)
+
+    def _given_up(
+        self, alive: Sequence[Buffer], lowered: LoweredNetwork, choice: _PlanningRound
+    ) -> _PlanningRound | None:
+        """The round without the first fetch ahead, or else the first value near its engines, of some buffers."""
+        for buffer in alive:
+            region = lowered.fetches.get(buffer.name)
+            if region in choice.early:
+                return replace(choice, early=choice.early - {region})
+        for buffer in alive:
+            if buffer.role is Role.VALUE and buffer.memory != self.target.values:
+                values = {name for name, view in lowered.values.items() if view.buffer == buffer.name}
+                return choice.moved(values, self.target.values)
+        return None
 
     def _too_large(self, crowded: Placement, alive: Sequence[Buffer], short: int) -> PlanError:
         """The error of a network that does not fit, naming the buffers in memory at the busiest moment."""
@@ -327,6 +357,10 @@ class _Planner:
         }
         program = with_buffers(program, self.target, offloads)
         return Plan(program, filled(placements, program, self.target), self.tilings)
+
+
+def _has_tiles(alive: Sequence[Buffer]) -> bool:
+    return any(one.role in (Role.TILE, Role.SCRATCH) for one in alive)
 
 
 def _alive(crowded: Placement, timeline: Timeline, room: int) -> list[Buffer]:

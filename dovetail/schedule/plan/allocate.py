@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dovetail.files import kept_answer
 from dovetail.program.ir import Role
-from dovetail.schedule.plan.lifetimes import BufferFragment, StatementOrder, Timeline, Used, pieces
+from dovetail.schedule.plan.lifetimes import BufferFragment, StatementOrder, Timeline, Used, leader, pieces
 from dovetail.schedule.solver import new_model, solve, solver_version
 from dovetail.target.chip import Memory
 
@@ -60,8 +60,8 @@ def allocate(
     leaders: dict[str, str] = {}
     for name, buffer in timeline.buffers.items():
         if buffer.memory == memory.name and buffer.role is not Role.CONSTANT and name in timeline.touches:
-            leader = leaders[name] = _leader(name, overwrites or {})
-            members.setdefault(leader, []).append((buffer, timeline.touches[name]))
+            leaders[name] = leader(name, overwrites or {})
+            members.setdefault(leaders[name], []).append((buffer, timeline.touches[name]))
     groups = {name: pieces(own, len(timeline.statements), memory.alignment) for name, own in members.items()}
     bound, busiest = _lower_bound(groups)
     clashes, sizes = _clashes(groups, timeline.order), _sizes(groups)
@@ -72,15 +72,8 @@ def allocate(
     peak = _peak(best, sizes)
     if exact_seconds > 0 and not fixed and peak > bound and peak > (least := max(bound, _apart(groups, clashes))):
         best, peak = _improved(sizes, clashes, best, least, memory.alignment, exact_seconds)
-    addresses = {name: memory.base + best[leader] for name, leader in leaders.items()}
+    addresses = {name: memory.base + best[first] for name, first in leaders.items()}
     return Placement(memory.name, addresses, peak, bound, busiest)
-
-
-def _leader(name: str, overwrites: Mapping[str, str]) -> str:
-    """The first of the buffers that lie at one place in turn."""
-    while name in overwrites:
-        name = overwrites[name]
-    return name
 
 
 def _sizes(groups: Groups) -> dict[str, int]:

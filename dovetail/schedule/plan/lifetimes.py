@@ -7,10 +7,11 @@ while the rest is still wanted. A result may take the place of an operand that i
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from dovetail import kernels
 from dovetail.ir.crop import reads_in_place
@@ -29,6 +30,7 @@ from dovetail.program.ir import (
     side_by_side,
 )
 from dovetail.program.ir import touches as views_touched
+from dovetail.target.chip import Memory
 
 
 @dataclass(frozen=True)
@@ -209,17 +211,67 @@ def overwrites(timeline: Timeline) -> dict[str, str]:
     The call reads the old buffer for the last time, element by element at the place it writes; both are filled by
     their values, so that they begin and end together.
     """
-    spans, order, buffers = timeline.spans, timeline.order, timeline.buffers
+    over = {name: timeline.order.over(span) for name, span in timeline.spans.items()}
+    first = {name: span.first for name, span in timeline.spans.items()}
+    return _overwrites(timeline.statements, timeline.buffers, first, over)
+
+
+def _overwrites(
+    statements: Sequence[Statement], buffers: Buffers, first: Mapping[str, int], over: Mapping[str, int]
+) -> dict[str, str]:
+    """As `overwrites`, of buffers with the index of the first statement that touches each, and of the one by whose
+    issue everything done to it has finished."""
     old: dict[str, str] = {}
-    for index, statement in enumerate(timeline.statements):
-        if not isinstance(statement, Call) or spans[statement.result.buffer].first < index:
+    for index, statement in enumerate(statements):
+        if not isinstance(statement, Call) or first[statement.result.buffer] < index:
             continue
         for value, view in statement.operands.items():
-            dies = order.over(spans[view.buffer]) <= index
+            dies = over[view.buffer] <= index
             if dies and view.buffer not in old.values() and _may_share(statement, value, buffers):
                 old[statement.result.buffer] = view.buffer
                 break
     return old
+
+
+def leader(name: str, overwrites: Mapping[str, str]) -> str:
+    """The first of the buffers that lie at one place in turn."""
+    while name in overwrites:
+        name = overwrites[name]
+    return name
+
+
+def fullest(
+    statements: Sequence[Statement], buffers: Buffers, memories: Sequence[Memory], dma: Queue
+) -> Iterator[tuple[Memory, int, list[Buffer]]]:
+    """Each memory with the bytes that are in use together at some statement, at least, and the buffers in use there,
+    largest first. The statements are without waits. Buffers that only the core touches are not counted."""
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    counted = set[str]()
+    for index, statement in enumerate(statements):
+        names = [view.buffer for view, _ in views_touched(statement)]
+        last |= dict.fromkeys(names, index)
+        first |= {name: index for name in names if name not in first}
+        if queue_of(statement, dma) != CORE:
+            counted.update(names)
+    again = _overwrites(statements, buffers, first, last)
+    for memory in memories:
+        own = [one for one in buffers.values() if one.memory == memory.name and one.name in first]
+        own = [one for one in own if one.role is not Role.CONSTANT]
+        changes: Counter[int] = Counter()
+        groups: dict[str, list[str]] = {}
+        for one in own:
+            groups.setdefault(leader(one.name, again), []).append(one.name)
+        for name, members in groups.items():
+            if not counted.isdisjoint(members):
+                nbytes = aligned(buffers[name].nbytes, memory.alignment)
+                changes[min(first[member] for member in members)] += nbytes
+                changes[max(last[member] for member in members) + 1] -= nbytes
+        places = sorted(changes)
+        in_use = [0, *accumulate(changes[index] for index in places)]
+        busiest = [0, *places][in_use.index(max(in_use))]
+        alive = (one for one in own if first[one.name] <= busiest <= last[one.name])
+        yield memory, max(in_use), sorted(alive, key=lambda one: (-one.nbytes, one.name))
 
 
 def _may_share(call: Call, value: str, buffers: Buffers) -> bool:
