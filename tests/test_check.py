@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from dovetail.guests.check import run, suite
@@ -16,6 +17,7 @@ from dovetail.guests.check.findings import Checked, finding_text, junit, markdow
 from dovetail.guests.check.instead import instead
 from dovetail.guests.check.layers import SIZES, TYPES, single
 from dovetail.guests.check.suite import check
+from dovetail.ir.graph import evaluate
 from dovetail.ir.operators.activation import Unary
 from dovetail.ir.types import DType
 from dovetail.target import Constraint, Memory, Target
@@ -225,6 +227,21 @@ def test_mistakes_of_a_border_of_unsigned_bytes() -> None:
     graph, layer = single(offload.pattern, None, point)
     sentences = {mutant.sentence for mutant in instead(graph, layer)}
     assert "the zero points of operand and result are in each other's place" in sentences
+
+
+def test_padding_swapped_where_two_pixels_are_one() -> None:
+    """Two rows above and a pair of columns on the left, in each other's place: one row, and four columns."""
+    offload = next(one for one in load_target("macarray").engines[0].offloads if one.name == "convolution")
+    point = {"rows": 6, "columns": 6, "channels": 3, "outputs": 3, "kernel_rows": 3, "kernel_columns": 3, "x": 1}
+    graph, layer = single(offload.pattern, None, {**point, "top": 2, "left": 2, "bottom": 2, "right": 2, "weights": 1})
+    pad = next(node for node in graph.nodes if node.operator.pads)
+    image = np.pad(layer.inputs[pad.inputs[0]], ((0, 0), (1, 3), (4, 0), (0, 0)))
+    moved = replace(pad.operator, before=(0, 0, 0, 0), after=(0, 0, 0, 0))
+    nodes = tuple(replace(node, operator=moved) if node == pad else node for node in graph.nodes)
+    types = {**graph.types, pad.inputs[0]: graph.types[pad.output]}
+    actual = evaluate(replace(graph, nodes=nodes, types=types), {**layer.inputs, pad.inputs[0]: image[:, :, :10]})
+    found = {mutant.sentence for mutant in instead(graph, layer) if mutant.gives(actual[layer.root])}
+    assert found == {"padding swapped: rows and columns, where several pixels are taken as one"}
 
 
 def test_what_was_found_before_an_interrupt_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

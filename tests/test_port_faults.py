@@ -74,6 +74,7 @@ ON_CHIP = (
     ("kestrel write outside the result", "convolution"),
     ("kestrel broadcast operand", "sum"),
     ("gemmini missing fence", "dense"),
+    ("gemmini early finish", "mean"),
 )
 
 

@@ -34,8 +34,8 @@ IMPORTED = (
     "unicorn.riscv_const",
     "elftools.elf.elffile",
 )
-OF_DASK = ("MALLOC_TRIM_THRESHOLD_", "OMP_NUM_THREADS", "PYTHONHASHSEED")
-"""Set, for its own workers, by a process that starts some; a simulator computes the same with them."""
+NO_MATTER = ("MALLOC_TRIM_THRESHOLD_", "OMP_NUM_THREADS", "PYTHONHASHSEED", "PYTHONPATH")
+"""Set by dask for its own workers, with which a simulator computes the same; and the path, which a fork is told."""
 BEGIN = ("LD_", "PYTHON", "OMP_", "OPENBLAS_", "ASAN_", "UBSAN_", "MALLOC_")
 """How variables begin that count when a process starts."""
 STARTED = worker.start_worker
@@ -107,7 +107,7 @@ class Nursery:
 
 def sensitive(variables: Mapping[str, str]) -> dict[str, str]:
     """Variables that count when a process starts."""
-    return {name: value for name, value in variables.items() if name.startswith(BEGIN) and name not in OF_DASK}
+    return {name: value for name, value in variables.items() if name.startswith(BEGIN) and name not in NO_MATTER}
 
 
 def become(asked: dict[str, Any], files: list[int]) -> None:

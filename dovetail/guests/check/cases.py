@@ -33,6 +33,7 @@ from dovetail.guests.check.layers import (
     single,
 )
 from dovetail.guests.check.networks import NETWORKS, FromNetworks
+from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.sim.worker import BUG
 from dovetail.target.description import Target
 from dovetail.target.engine import Engine
@@ -59,9 +60,14 @@ _WINDOW = tuple((f"{what}_rows", f"{what}_columns") for what in ("stride", "kern
 _TOGETHER: tuple[tuple[str, ...], ...] = (*_WINDOW, ("rows", "columns"), PADS)
 """Axes that limits often want to be equal."""
 _IMAGE = {f"{what}_{name}": name for what in ("kernel", "stride") for name in ("rows", "columns")}
+_SYMMETRIC = {"per_channel": 0, "multiplier": 1, "rounding": [*Rounding].index(Rounding.FLOAT32),
+              "input_zero": 0, "output_zero": 0}  # fmt: skip
+"""One scale for all channels, by which sums are multiplied as floats, and no zero points."""
 _BASES: tuple[dict[str, int], ...]
 _BASES = ({}, {"channels": 1}, dict.fromkeys(PADS, 0), {"kernel_rows": 1, "kernel_columns": 1}, {"type": 1},
-          {**dict.fromkeys(PADS, 0), **dict.fromkeys(_IMAGE, 2), "rows": 8, "columns": 8})  # fmt: skip
+          {**dict.fromkeys(PADS, 0), **dict.fromkeys(_IMAGE, 2), "rows": 8, "columns": 8},
+          _SYMMETRIC, {**_SYMMETRIC, **dict.fromkeys(PADS, 0), "weights": 0, "rows": 3, "columns": 3})  # fmt: skip
+"""Points at which the search for a layer that an engine takes begins: the last is the mean of a whole image."""
 
 
 @dataclass(frozen=True)

@@ -94,12 +94,18 @@ def _on(compute: Compute, change: ArrayChange, *places: int) -> Compute:
 def _of_pad(pad: Pad) -> Iterator[Change]:
     none, top, left, last = pad.before
     sides = tuple(zip(pad.before, pad.after, strict=True))
-    rows, columns = sides[1:3]
-    yield "padding swapped: rows and columns", *_bordered(pad, ((left, rows[1]), (top, columns[1])))
-    yield "padding swapped: rows and columns", *_bordered(pad, (columns, rows))
+    (rows, columns), swapped = sides[1:3], "padding swapped: rows and columns"
+    yield swapped, *_bordered(pad, ((left, rows[1]), (top, columns[1])))
+    yield swapped, *_bordered(pad, (columns, rows))
     yield "padding swapped: before and after", *_bordered(pad, (rows[::-1], columns[::-1]))
     yield "padding is forgotten", *_bordered(pad, ((0, 0), (0, 0)))
-    yield "padding swapped: rows and columns", _led(pad, (none, left, top, last))
+    yield swapped, _led(pad, (none, left, top, last))
+    for count in (2, 4):
+        units = -(-left // count)
+        moved = (none, units, left + count * (top - units), last)
+        yield f"{swapped}, where several pixels are taken as one", _led(pad, moved)
+        zeros, ones = (_led(replace(pad, value=filler), moved) for filler in (0, 1))  # as what happens to lie there
+        yield f"{swapped}, where several pixels are taken as one", zeros, ones
     yield "padding swapped: before and after", _led(pad, pad.after)
     yield "padding is filled with 0 in place of the zero point", _led(replace(pad, value=0), pad.before)
     for step, word in ((1, "late"), (-1, "early")):

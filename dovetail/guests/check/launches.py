@@ -85,6 +85,13 @@ def launch_findings(target: Target, case: Case, seconds: float) -> Iterator[Find
             return
 
 
+def only_last_is_wrong(target: Target, case: Case, seconds: float) -> bool:
+    """Whether, of launches in a row that do not depend on one another, all but the last give what they should."""
+    network = _row(offload_of(target, case), case.point, _IN_A_ROW)
+    found = _outcomes(target, case, network, seconds)
+    return len(found) > 1 and [one.failed for one in found] == [one is found[-1] for one in found]
+
+
 def _with_cause(outcome: Outcome, sentence: str) -> tuple[str, ...]:
     """The cause an error points to, if one is known, then the sentence."""
     cause = cause_of(outcome.error) if outcome.error else REPORTED
@@ -93,19 +100,24 @@ def _with_cause(outcome: Outcome, sentence: str) -> tuple[str, ...]:
 
 def _outcome(target: Target, case: Case, network: _Network, seconds: float) -> Outcome | None:
     """The outcome of a network, of its first wrong result if there is one; None where the memories do not hold it."""
+    found = _outcomes(target, case, network, seconds)
+    return next((one for one in found if one.failed), found[0]) if found else None
+
+
+def _outcomes(target: Target, case: Case, network: _Network, seconds: float) -> list[Outcome]:
+    """The outcome of each result of a network, or of all in one; empty where the memories do not hold it."""
     expected, case = evaluate(network.graph, network.inputs), replace(case, point=dict(network.point))
     try:
         compiled = compile_graph(network.graph, alone(target, case), Options(), interpret=False)
     except DovetailError:  # the layers by themselves are compiled elsewhere
-        return None
+        return []
     try:
         outputs, _ = on_simulator(compiled, network.inputs, "iss", INSTRUCTIONS, seconds)
     except DovetailError as error:
-        return Outcome(case, error=str(error))
+        return [Outcome(case, error=str(error))]
     except Exception as error:  # the port's own code
-        return Outcome(case, error=raised(error))
-    found = [Outcome(case, outputs[name], expected[name]) for name in network.graph.outputs]
-    return next((one for one in found if one.failed), found[0])
+        return [Outcome(case, error=raised(error))]
+    return [Outcome(case, outputs[name], expected[name]) for name in network.graph.outputs]
 
 
 def _row(offload: Offload, point: Mapping[str, int], count: int) -> _Network:

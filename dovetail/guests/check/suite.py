@@ -27,7 +27,7 @@ from dovetail.guests.check.cases import (
 from dovetail.guests.check.core_layers import check_core_layers
 from dovetail.guests.check.findings import Checked, Finding, Tested
 from dovetail.guests.check.instructions import check_instructions
-from dovetail.guests.check.launches import launch_findings
+from dovetail.guests.check.launches import launch_findings, only_last_is_wrong
 from dovetail.guests.check.layers import NoLayerError, left_out
 from dovetail.guests.check.networks import through_policies
 from dovetail.guests.check.run import SECONDS, STOPPED, Outcome, has_model, in_no_time, run, run_until_stopped
@@ -365,6 +365,11 @@ class _Checker:
             yield (
                 "what a launch before left behind: all is well where there is none, so a register is not written, or a "
                 "buffer, or a cache of the engine's keeps what is old"
+            )
+        elif only_last_is_wrong(self.target, first.case, self.order.seconds):
+            yield (
+                "results are read before they are there: of several launches in a row only the last is wrong, so the "
+                "engine says too early that it has finished"
             )
 
     def _of_places(self, outcome: Outcome) -> Iterator[str]:

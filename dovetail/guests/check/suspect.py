@@ -228,6 +228,8 @@ def _fitting(outcome: Outcome, offload: Offload, wanted: Collection[str] = ()) -
     assert outcome.actual is not None and outcome.expected is not None
     graph, layer = single(offload.pattern, offload.cases, outcome.case.point)
     mutants = list(instead(graph, layer, wanted))
+    if outcome.failed:  # what is known of no element gives any result
+        mutants = [mutant for mutant in mutants if mutant.known is None or mutant.known.any()]
     fitting = dict.fromkeys(mutant.sentence for mutant in mutants if mutant.gives(outcome.actual))
     if outcome.failed:
         right = {mutant.sentence for mutant in mutants if mutant.gives(outcome.expected)}
