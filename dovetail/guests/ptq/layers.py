@@ -23,6 +23,7 @@ from dovetail.guests.ptq.preparation import along
 from dovetail.guests.ptq.settings import Told
 from dovetail.guests.ptq.steps import LEAST, Data, StepsByValue, TensorQuantisation, steps_of
 from dovetail.ir.graph import Graph, Node, in_turn
+from dovetail.ir.operators.arithmetic import Add
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.types import Array, DType
 from dovetail.notes import silent
@@ -235,7 +236,7 @@ def _fit_scale(evidence: Evidence, steps: Array, scale: Array, per_channel: bool
 
 MOST_ROWS = 8192
 """Most sums of a layer that its rounding is fitted to."""
-MOST_BYTES = 512 << 20
+MOST_BYTES = 1 << 30
 """Bytes of activations the two networks may hold together."""
 
 
@@ -291,11 +292,13 @@ def fit_layers(
             limits = replace(settings.limits, largest=_largest_scale(graph, activations, node))
             own = replace(settings, limits=limits)
             weights, operands = graph.constants[node.inputs[1]], coded[node.inputs[0]]
-            wanted = wanted_sums(graph, node, real[name], own)
+            fitted = bits[name] < 8 and settings.adaptive
+            goal = _goal(graph, node, real, coded, activations) if fitted else real[name]
+            wanted = wanted_sums(graph, node, goal, own)
             chosen[name] = choose_weights(node.operator, weights, operands, wanted, bits[name], own)
             plain, one = replace(node, inputs=node.inputs[:2]), {node.inputs[1]: chosen[name].real}
             sums = compute(replace(graph, constants=one), plain, coded)
-            bias = _bias(graph, node, real[name], sums, settings)
+            bias = _bias(graph, node, goal, sums, settings)
             sums = np.asarray(sums + bias, np.float32)
             if len(node.inputs) > 2 or bias.any():
                 biases[name] = bias
@@ -303,6 +306,19 @@ def fit_layers(
             sums = compute(graph, node, coded)
         coded[name] = _rounded(activations.get(name), sums)
     return chosen, biases
+
+
+def _goal(graph: Graph, node: Node, real: Data, coded: Data, activations: StepsByValue) -> Array:
+    """The sums that a layer is fitted to: the float layer's. Where only an addition to a residual stream of 16 bits
+    reads them, the stream's error is added, so that the layer makes up for it."""
+    goal, readers = real[node.output], graph.users()[node.output]
+    if len(readers) != 1 or readers[0].operator != Add():
+        return goal
+    for name in readers[0].inputs:
+        steps = steps_of(graph, activations, name) if name in coded else None
+        if steps is not None and steps.dtype is DType.INT16 and coded[name].shape == goal.shape:
+            goal = goal + real[name] - coded[name]
+    return goal
 
 
 def _rounded(steps: TensorQuantisation | None, array: Array) -> Array:

@@ -9,7 +9,7 @@ import numpy as np
 
 from dovetail.errors import DovetailError
 from dovetail.guests.ptq.data import Samples
-from dovetail.guests.ptq.execute import MOST_BYTES, run
+from dovetail.guests.ptq.execute import run
 from dovetail.guests.ptq.settings import Told
 from dovetail.guests.ptq.steps import Data
 from dovetail.ir.graph import Graph, GraphBuilder, Node, evaluate, prune
@@ -65,7 +65,7 @@ def _tabled(graph: Graph, source: str, places: int, tell: Tell) -> Graph:
     return builder.finish(graph.outputs, graph.states)
 
 
-MOST_STATES = 4 * MOST_BYTES
+MOST_STATES = 1 << 30
 """Bytes of states kept as samples."""
 
 
