@@ -48,13 +48,12 @@ def host_source(unit: Unit) -> str | None:
         functions.append(_host_task(unit, launch, name, made, held))
         if index in listed:
             continue
+        done = "return 0u;" if unit.target.engine(launch.engine).wait else "return;"  # without a wait, without a ticket
         with_blob.update((command.function, command.constants) for _, command in steps)
         for early, step in steps[:-1]:
-            table.setdefault(step.function, []).append(
-                f"    if (task == {text_of(unit.tasks[early])}) {{ return 0u; }}"
-            )
+            table.setdefault(step.function, []).append(f"    if (task == {text_of(unit.tasks[early])}) {{ {done} }}")
         table.setdefault(command.function, []).append(
-            f"    if (task == {text_of(unit.tasks[name])}) {{ run_{name}(); return 0u; }}"
+            f"    if (task == {text_of(unit.tasks[name])}) {{ run_{name}(); {done} }}"
         )
     head = [f'#include "{unit.model}.h"', f'#include "{unit.model}_constants.h"']
     head += [f'#include "{header}"' for header in unit.driver_headers()]
@@ -62,10 +61,12 @@ def host_source(unit: Unit) -> str | None:
     for start, lines in table.items():
         text = "\n".join(lines)
         more, unused = (", const uint8_t *constants", "    (void)constants;\n") if with_blob[start] else ("", "")
-        functions.append(f"uint32_t {start}(const uint32_t *task{more})\n{{\n{unused}{text}\n    return 0u;\n}}\n")
+        kind, end = ("uint32_t", "    return 0u;\n") if "return 0u;" in text else ("void", "")
+        functions.append(f"{kind} {start}(const uint32_t *task{more})\n{{\n{unused}{text}\n{end}}}\n")
     functions += _host_lists(unit, engines)
     for engine in engines:
-        functions.append(f"void {engine.wait}(uint32_t ticket)\n{{\n    (void)ticket;\n}}\n")
+        if engine.wait:
+            functions.append(f"void {engine.wait}(uint32_t ticket)\n{{\n    (void)ticket;\n}}\n")
         if engine.prepare:
             functions.append(f"void {engine.prepare}(void)\n{{\n}}\n")
     arenas = [f"static uint8_t {unit.arena_name(name)}[{size}];" for name, size in unit.private_arenas().items()]
