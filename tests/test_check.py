@@ -242,6 +242,9 @@ def test_padding_swapped_where_two_pixels_are_one() -> None:
     actual = evaluate(replace(graph, nodes=nodes, types=types), {**layer.inputs, pad.inputs[0]: image[:, :, :10]})
     found = {mutant.sentence for mutant in instead(graph, layer) if mutant.gives(actual[layer.root])}
     assert found == {"padding swapped: rows and columns, where several pixels are taken as one"}
+    graph, layer = single(offload.pattern, None, {**point, "top": 0, "left": 2, "stride_columns": 1})
+    shapes = {mutant.result.shape for mutant in instead(graph, layer) if mutant.sentence.endswith("taken as one")}
+    assert shapes == {layer.expected.shape}
 
 
 def test_what_was_found_before_an_interrupt_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

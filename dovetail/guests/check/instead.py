@@ -44,7 +44,7 @@ class MutantResult:
     def gives(self, actual: Array) -> bool:
         """Whether the mistake gives this result."""
         known = slice(None) if self.known is None else self.known
-        return np.array_equal(self.result[known], actual[known])
+        return self.result.shape == actual.shape and np.array_equal(self.result[known], actual[known])
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def _led(pad: Pad, before: Sequence[int]) -> Compute:
     more = [lead + behind for lead, behind in zip(pad.before, pad.after, strict=True)]
 
     def compute(inputs: Sequence[Array]) -> Array:
-        wide = [(max(lead, 0) + 2, 16) for lead in before]
+        wide = [(max(lead, 0) + 2, 16 + max(-lead, 0)) for lead in before]
         large = np.pad(inputs[0], wide, constant_values=int(pad.value))
         starts = [2 + max(lead, 0) - lead for lead in before]
         cuts = zip(starts, inputs[0].shape, more, strict=True)
