@@ -1,5 +1,6 @@
 """Loop-level lowering for engines that take instructions: algorithm, schedule, instruction selection, trace, tokens."""
 
+from dovetail.documented import document
 from dovetail.loops.algorithm import (
     SHIFTS,
     Algorithm,
@@ -48,3 +49,5 @@ __all__ = [
     "tokens",
     "trace",
 ]
+
+document(__name__)

@@ -42,14 +42,14 @@ SHIFTS = ("shift", "again")
 
 
 def digit_rows(bias: Array, block: int) -> int:
-    """Vectors of `block` digits each that one bias needs: 127 * 127 per lane, and one lane for what is left over."""
+    """The number of vectors of `block` digits for one bias: 127 * 127 per lane, and one lane for the rest."""
     reach = int(np.abs(bias.astype(np.int64)).max(initial=0))
     return max(1, -(-reach // (_MOST * _MOST * (block - 1))))
 
 
 def bias_rows(graph: Graph, bias: Array, block: int) -> int:
-    """Vectors of digits that a region's bias is a product of; 0 where there is no bias, and where adding it costs no
-    more: a dense layer waits for its matrices, each of which it needs once, and digits are another."""
+    """The number of vectors of digits whose product is a region's bias. It is 0 without a bias and for a dense layer,
+    where an addition costs no more: the layer reads each matrix once, and the digits would be another matrix."""
     matrices = (graph.types[node.inputs[1]] for node in graph.nodes if node.operator.weight_axis is not None)
     dense = any(len(kind.shape) == 2 for kind in matrices)
     rows = digit_rows(bias, block) if bias.any() and not dense else 0
@@ -96,7 +96,9 @@ class Lanes:
     """Elements computed together: `block` channels of each of `batch` images."""
 
     block: int
+    """Channels of a block."""
     batch: int = 1
+    """The number of images."""
 
     def blocks(self, channels: int) -> int:
         """Blocks that hold so many channels, the last filled up."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from dovetail.errors import MissingExtraError
-from dovetail.files import keep_file
+from dovetail.files import keep_file, text_digest
 
 Procedure: TypeAlias = Any
 """An `exo.API.Procedure`; Exo has no types of its own to name here."""
@@ -143,7 +143,8 @@ def stored(key: str, folder: Path, make: Callable[[], Procedure], scope: Mapping
         make: the schedule.
         scope: memories and instructions the result uses, by name.
     """
-    path = folder / f"{_digest(' '.join((version('exo-lang'), _package(), key)))}.loops"
+    code = text_digest(Path(__file__).parent, code_only=True)
+    path = folder / f"{_digest(' '.join((version('exo-lang'), code, key)))}.loops"
     found = _read(path, scope)
     if found is not None:
         return found
@@ -197,12 +198,6 @@ def _read(path: Path, scope: Mapping[str, Any]) -> Procedure | None:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-@cache
-def _package() -> str:
-    files = sorted(Path(__file__).parent.glob("*.py"))
-    return _digest("".join(file.read_text(encoding="utf-8") for file in files))
 
 
 def statements(body: Any) -> Iterator[Any]:

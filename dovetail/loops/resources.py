@@ -17,6 +17,7 @@ class Demand:
     """The buffers that a schedule puts into one memory under one name."""
 
     name: str
+    """The name of the buffers."""
     entries: int
     """Entries of the largest buffer of that name."""
     useful: int
@@ -32,9 +33,11 @@ class Pool:
     entries: int
     """Entries of a slot."""
     count: int
+    """The number of slots."""
     contents: list[Hashable | None] = field(default_factory=list)
     """Key of the contents of each slot, None for contents without a key."""
     turn: int = 0
+    """The slot that is filled next."""
 
     def find(self, key: Hashable | None) -> int | None:
         """First entry of the slot that holds `key`."""
@@ -93,8 +96,11 @@ class Span:
     """Entries of an engine's memory."""
 
     memory: str
+    """The name of the memory."""
     start: int
+    """The first entry."""
     stop: int
+    """The entry after the last."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,9 @@ class Access:
     queue: int
     """Position of the queue; only neighbours exchange tokens."""
     reads: tuple[Span, ...] = ()
+    """The entries that it reads."""
     writes: tuple[Span, ...] = ()
+    """The entries that it writes."""
 
 
 @dataclass
@@ -112,9 +120,13 @@ class Tokens:
     """Tokens an instruction takes before it starts and gives when it ends, by the neighbouring queue."""
 
     pop_prev: bool = False
+    """Whether it waits for a token of the queue before."""
     pop_next: bool = False
+    """Whether it waits for a token of the queue after."""
     push_prev: bool = False
+    """Whether it gives a token to the queue before."""
     push_next: bool = False
+    """Whether it gives a token to the queue after."""
 
 
 def tokens(accesses: Sequence[Access], sizes: Mapping[str, int]) -> list[Tokens]:

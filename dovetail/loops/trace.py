@@ -19,8 +19,11 @@ class Allocation:
     buffer: int
     """Number, unique in the trace."""
     name: str
+    """The buffer's name in the schedule."""
     memory: str
+    """The name of its memory."""
     shape: tuple[int, ...]
+    """Elements along each dimension."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Release:
     """The end of a buffer's life."""
 
     buffer: int
+    """The number of the buffer."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +51,16 @@ class Issue:
     """One instruction with its operands: windows, whole numbers, or the names of scalar arguments."""
 
     instruction: str
+    """The name of the instruction."""
     operands: Mapping[str, Window | int | str]
+    """Values of the operands by their names."""
 
 
 Event: TypeAlias = Allocation | Release | Issue
 
 
 def trace(scheduled: Procedure, sizes: Mapping[str, int], instructions: Sequence[Procedure] = ()) -> tuple[Event, ...]:
-    """The events of a procedure whose every statement is an instruction, for these sizes.
+    """The events of a procedure with these sizes; each of its statements is an instruction.
 
     Args:
         scheduled: the procedure.

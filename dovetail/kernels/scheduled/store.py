@@ -15,7 +15,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from dovetail.files import default_cache, keep_file, kept_file
+from dovetail.files import default_cache, keep_file, kept_file, text_digest
 
 SHIPPED = Path(__file__).with_name("shipped.zip")
 NOT_SHIPPED = (
@@ -91,11 +91,10 @@ def _from_json(data: bytes | None) -> Loops | None:
 
 @cache
 def _maker() -> str:
-    """Digest of the schedules' own text and of Exo's version, on which loops depend beside their description."""
+    """Digest of the schedules' own code and of Exo's version, on which loops depend beside their description."""
     here = Path(__file__).parent
-    sources = [*sorted(here.glob("*.py")), *sorted((here.parents[1] / "loops").glob("*.py"))]
-    texts = [source.read_text(encoding="utf-8") for source in sources]
+    code = text_digest(here, here.parents[1] / "loops", code_only=True)
     try:
-        return _digest("\0".join((*texts, version("exo-lang"))))
+        return _digest(f"{code} {version('exo-lang')}")
     except PackageNotFoundError:
-        return _digest("\0".join(texts))
+        return _digest(code)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dovetail.documented import document
 from dovetail.errors import PlanError
 from dovetail.files import default_cache
 from dovetail.ir.graph import Graph, Node
@@ -166,7 +167,7 @@ class Scratchpad:
     base: int
     """Address of its first byte, as instructions name it."""
     size: int
-    """Bytes."""
+    """Its size in bytes."""
     element: int
     """Bytes of an element there."""
 
@@ -272,3 +273,5 @@ def _part(whole: Operand, box: Box, rank: int) -> Place:
     for _ in range(len(dims) - rank):
         dims.pop([size for size, _ in dims].index(1))
     return Place(whole.address + first, tuple(size for size, _ in dims), tuple(stride for _, stride in dims))
+
+document(__name__)
