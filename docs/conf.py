@@ -44,7 +44,7 @@ html_show_sourcelink = False
 html_show_search_summary = False  # would fetch pages, which browsers refuse for files
 # All that a page loads lies in the site: it works from a folder, without a network.
 html_theme_options: dict[str, Any] = {"navigation_with_keys": True}
-pygments_style = "friendly"
+pygments_style = "default"
 
 
 class Figures(CSVTable):  # type: ignore[misc]

@@ -35,6 +35,33 @@ FLAGS = (
     "--window-size=1200,900",
 )
 _SECONDS = 60
+_PALE = r"""(() => {
+  const parts = color => color.match(/[\d.]+/g).map((part, n) => n < 3 && color.startsWith("color(") ? part * 255 : +part);
+  const light = color => {
+    const [r, g, b] = parts(color).map(c => (c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const solid = color => { const found = parts(color); return found.length < 4 || found[3] > 0.5; };
+  const ground = element => {
+    for (let e = element; e; e = e.parentElement) {
+      if (e.tagName === "svg") return null;
+      const color = getComputedStyle(e).backgroundColor;
+      if (solid(color)) return color;
+    }
+    return matchMedia("(prefers-color-scheme: dark)").matches ? "rgb(18, 18, 18)" : "rgb(255, 255, 255)";
+  };
+  const pale = [];
+  for (const element of document.querySelectorAll("body *")) {
+    const own = [...element.childNodes].some(node => node.nodeType === 3 && node.data.trim());
+    const behind = own && element.checkVisibility() ? ground(element) : null;
+    if (!behind) continue;
+    const both = [light(getComputedStyle(element).color), light(behind)].sort((a, b) => b - a);
+    const contrast = (both[0] + 0.05) / (both[1] + 0.05);
+    if (contrast < LEAST) pale.push(`${contrast.toFixed(1)} ${element.tagName} ${element.textContent.trim().slice(0, 30)}`);
+  }
+  return pale;
+})()"""
+"""Texts on a ground they hardly differ from, by the contrast of WCAG 2: its ratio of relative luminance."""
 
 
 class Browser:
@@ -76,6 +103,23 @@ class Browser:
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
+
+    def scheme(self, name: str) -> None:
+        """Show pages as to somebody who prefers a `light` or a `dark` ground."""
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
+
+    def pale_anywhere(self) -> list[str]:
+        """Pale texts on both grounds; the page is redrawn for each, and light again in the end."""
+        found = []
+        for name in ("dark", "light"):
+            self.scheme(name)
+            found += [f"{name}: {text}" for text in self.pale()]
+        return found
+
+    def pale(self, least: float = 4.5) -> list[str]:
+        """Texts of the page whose contrast with their ground is below `least`; those in pictures are left out."""
+        found: list[str] = self.evaluate(_PALE.replace("LEAST", str(least)))
+        return found
 
     def screenshot(self, path: Path) -> None:
         """What the window shows, as PNG."""

@@ -100,7 +100,7 @@ def test_two_policies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         assert len(named) == len(set(named)) and set(busy) <= set(named)
     with chromium() as browser:
         browser.open(tmp_path / "c.html")
-        assert check_figures(browser, data) > 60 and browser.faults == []
+        assert check_figures(browser, data) > 60 and browser.faults == [] == browser.pale_anywhere()
         evil = "</script><img src=x onerror=alert(1)>"
         (tmp_path / "evil.html").write_text(versus(compare(*files, (evil, "b"))))
         browser.open(tmp_path / "evil.html")

@@ -63,7 +63,7 @@ def page(tmp_path: Path) -> Path:
 def test_every_item_is_where_it_works(browser: Browser, page: Path) -> None:
     order = order_of("LeNet", 64, 16, 16)
     browser.open(page)
-    assert browser.faults == []
+    assert browser.faults == [] == browser.pale_anywhere()
     shown = browser.evaluate(BARS)
     expected = {
         (item.start, item.place.start, order.end(item) - item.start, item.place.size): order.work(item).name

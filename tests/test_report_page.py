@@ -152,6 +152,7 @@ def test_page_of_each_target(target: str, results: dict[str, RunResult], browser
     told = f"{buffer['name']} ({buffer['role']})\n{buffer['bytes']:,} bytes at {buffer['address']:,}\n"
     assert browser.evaluate("document.getElementById('tip').textContent").startswith(told)
     assert browser.faults == []
+    assert browser.pale_anywhere() == []
 
 
 def test_json_is_a_superset_of_the_runs(results: dict[str, RunResult]) -> None:

@@ -161,6 +161,15 @@ def test_no_page_scrolls_sideways(site: Site, width: int, tmp_path: Path) -> Non
         browser.screenshot(tmp_path / f"index_{width}.png")
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_texts_are_seen_on_light_and_dark_grounds(site: Site, scheme: str) -> None:
+    with chromium() as browser:
+        browser.scheme(scheme)
+        for path in site.pages:
+            browser.open(path)
+            assert browser.pale() == [], path.name
+
+
 def test_a_browser_shows_it_from_files_and_searches(site: Site) -> None:
     with chromium() as browser:
         for name in ("index", "port", "reference/api/dovetail.target", "notebooks/sweep"):

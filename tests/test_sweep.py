@@ -154,7 +154,7 @@ def test_sweep_is_what_compiling_gives(
     assert json.loads((tmp_path / "s.json").read_text()) == data
     with chromium() as browser:
         browser.open(tmp_path / "s.html")
-        assert check_figures(browser, data) > 10 and browser.faults == []
+        assert check_figures(browser, data) > 10 and browser.faults == [] == browser.pale_anywhere()
         assert browser.evaluate("document.querySelectorAll('figure:not([hidden])').length") == 1
         assert failed["error"] in browser.evaluate("document.querySelector('path[data-tip]').dataset.tip")
 

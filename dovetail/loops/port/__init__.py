@@ -20,7 +20,7 @@ import numpy as np
 
 from dovetail.documented import document
 from dovetail.errors import PlanError
-from dovetail.files import default_cache
+from dovetail.files import default_cache, text_digest
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.arithmetic import Clip, ScaleShift
 from dovetail.ir.operators.linear import DepthwiseConv2d, FullyConnected
@@ -134,7 +134,7 @@ def selected(
     scope = {name: memory(name) for name in wheres}
     instructions = {_name(text): _instruction(text, wheres) for text in meanings}
     source = Path(inspect.getfile(schedule)).read_text(encoding="utf-8")
-    key = "\n".join([text, *meanings, source, Path(__file__).read_text(encoding="utf-8")])
+    key = "\n".join([text, *meanings, source, text_digest(Path(__file__).parent, code_only=True)])
     folder = default_cache() / "loops"
     return stored(
         key,
