@@ -36,7 +36,10 @@ FLAGS = (
 )
 _SECONDS = 60
 _PALE = r"""(() => {
-  const parts = color => color.match(/[\d.]+/g).map((part, n) => n < 3 && color.startsWith("color(") ? part * 255 : +part);
+  const parts = color => {
+    const factor = color.startsWith("color(") ? 255 : 1;
+    return color.match(/[\d.]+/g).map((part, n) => part * (n < 3 ? factor : 1));
+  };
   const light = color => {
     const [r, g, b] = parts(color).map(c => (c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
@@ -57,7 +60,8 @@ _PALE = r"""(() => {
     if (!behind) continue;
     const both = [light(getComputedStyle(element).color), light(behind)].sort((a, b) => b - a);
     const contrast = (both[0] + 0.05) / (both[1] + 0.05);
-    if (contrast < LEAST) pale.push(`${contrast.toFixed(1)} ${element.tagName} ${element.textContent.trim().slice(0, 30)}`);
+    const text = element.textContent.trim().slice(0, 30);
+    if (contrast < LEAST) pale.push(`${contrast.toFixed(1)} ${element.tagName} ${text}`);
   }
   return pale;
 })()"""

@@ -61,6 +61,29 @@ def test_every_method_says_what_it_does() -> None:
     assert names == []
 
 
+def is_told(argument: inspect.Parameter, text: str) -> bool:
+    """Whether a docstring names an argument, or its type is a public class, which says what it is."""
+    kinds = set(re.findall(r"\w+", str(argument.annotation))) - {"Sequence", "tuple", "type", "None", "Mapping", "str"}
+    return argument.name in re.findall(r"\w+", text) or (bool(kinds) and kinds <= {entry.name for entry in ENTRIES})
+
+
+def test_every_argument_of_the_doors_is_told() -> None:
+    """Those of the modules for targets, rewrites and own operators."""
+    doors = ("dovetail.target", "dovetail.legalize", "dovetail.operators")
+    public = [entry for entry in ENTRIES if entry.module.startswith(doors)]
+    functions = [(entry.name, entry.value) for entry in public if inspect.isfunction(entry.value)]
+    owners = tuple(f"{entry.name}." for entry in public)
+    functions += [(name, one) for name, one in methods() if name.startswith(owners) and inspect.isfunction(one)]
+    silent = [
+        f"{name}({argument.name})"
+        for name, function in functions
+        for argument in inspect.signature(function).parameters.values()
+        if argument.name not in ("self", "cls") and not is_told(argument, inspect.getdoc(function) or "")
+    ]
+    assert silent == []
+    assert len(functions) > 120
+
+
 def test_functions_that_raise_say_so() -> None:
     own = [entry for entry in ENTRIES if not entry.module.startswith("dovetail.cli.")]  # these have the text of --help
     functions = [(entry.name, entry.value) for entry in own if inspect.isfunction(entry.value)]

@@ -136,7 +136,8 @@ def apply(
 def maybe(
     operator: type[OperatorT] | tuple[type[OperatorT], ...], *inputs: Pattern, name: str = "", alone: bool = False
 ) -> Apply[OperatorT]:
-    """An operator that may be absent from the graph. Otherwise it is as `apply`; the arguments are the same."""
+    """An operator that may be absent from the graph. Otherwise it is as `apply`, with the same `inputs`, `name` and
+    `alone`."""
     return replace(apply(operator, *inputs, name=name, alone=alone), optional=True)
 
 

@@ -51,7 +51,7 @@ Stage = Callable[[str, Graph, int], None]
 
 
 def adapt(graph: Graph, policy: Policy, done: Stage | None = None) -> Graph:
-    """The graph after every rewrite of a policy, in its order.
+    """The graph after every rewrite of a policy, in its order; `done` is called after each.
 
     Raises:
         TargetError: the rewrites give a graph whose types contradict its operators.

@@ -61,6 +61,7 @@ def addition_as_convolution(
     """A rewrite: requantize(add(requantize(a), requantize(b))) of two 8-bit images of one shape becomes a 1x1
     convolution of both, channels side by side, with a diagonal per operand, requantised as the engine does.
 
+    `limits` are those of the engine's requantisation.
     The products and weights are as many as of any such convolution: `pays` says for which images that is worth it.
     The weights hold the ratio of the two scales to about 1 part in 200; the result is within 2 of the original.
     """
@@ -108,7 +109,8 @@ def _weights(left: float, right: float) -> tuple[int, int]:
 
 def addition_by_shift(most_shift: int) -> Callable[[Graph], Graph]:
     """A rewrite: requantize(add(requantize(a), requantize(b))) of two int8 images of one shape and one scale, a power
-    of two apart from the result's, becomes (a + b) >> shift, rounded down. The result is within 1 of the original."""
+    of two apart from the result's, becomes (a + b) >> shift, rounded down, shift at most `most_shift`. The result is
+    within 1 of the original."""
 
     def shift_of(at: RuleMatch) -> float:
         return float(-np.log2(_factors(at)[0]))

@@ -54,7 +54,7 @@ _POINTS = apply(Conv2d, X, operand("weights"), BIAS, having=lambda layer: layer.
 
 
 def stride_as_slice(chooses: Accepts) -> Callable[[Graph], Graph]:
-    """A rewrite: a chosen strided 1x1 convolution becomes a dense one of every n-th pixel."""
+    """A rewrite: a strided 1x1 convolution that `chooses` takes becomes a dense one of every n-th pixel."""
 
     def as_slice(at: RuleMatch) -> str:
         sliced = at.add(Slice((0,) * 4, at.type(X).shape, (1, *at[_POINTS].stride, 1)), X)

@@ -155,7 +155,8 @@ class Requantisation:
 
 
 def normal(multiplier: Array, shift: Array) -> tuple[Array, Array]:
-    """The same factors with multipliers from 2**30 on, int64; factors of 0 as the least there is."""
+    """The same factors, int64, with each `multiplier` from 2**30 on and its `shift`; factors of 0 as the least there
+    is."""
     wide, places = multiplier.astype(np.int64), shift.astype(np.int64)
     bits = np.frexp(np.maximum(wide, 1).astype(np.float64))[1].astype(np.int64)
     raised = np.where(wide > 0, wide << (31 - bits), 1 << 30)

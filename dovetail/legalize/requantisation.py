@@ -55,6 +55,12 @@ def engine_requantisation(
 
     Bias and input zero point move into the offset. A scale of 8 bits is right to 1 part in 256, so a result of 8 bits
     is within 2 of the original.
+
+    Args:
+        accepts: the layers that the engine takes.
+        limits: its scales, shifts and offsets.
+        digits_pay: for an engine without products, the layers for which it pays to keep the weights and take a
+            scale of few binary digits; none where it is left out.
     """
     activations = limits.activations
 
@@ -134,7 +140,7 @@ _ANY_LAYER = apply(Linear, X, WEIGHTS, BIAS)
 
 
 def split_bias(accepts: Accepts) -> Callable[[Graph], Graph]:
-    """A rewrite: accepted linear layers lose bias and input zero point to an addition after them."""
+    """A rewrite: linear layers that `accepts` takes lose bias and input zero point to an addition after them."""
 
     def apart(at: RuleMatch) -> str:
         operator = at[_ANY_LAYER]
@@ -183,7 +189,8 @@ _LIMITED = apply(Clip, _SHIFTED)
 
 
 def through_converter(accepts: Accepts, limits: ConverterLimits) -> Callable[[Graph], Graph]:
-    """A rewrite for an analog array: accepted layers with scale 1 and weights of -1, 0 and 1 go through its converter.
+    """A rewrite for an analog array: layers that `accepts` takes, with scale 1 and weights of -1, 0 and 1, go through
+    its converter.
 
         clip(scale-shift(conv(x))) -> clip((clip(conv(clip(x)) >> gain) * scale + offset) >> shift)
 

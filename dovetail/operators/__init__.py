@@ -63,7 +63,7 @@ def _accepted(value: object) -> type[UserOperator]:
 
 
 def load_operators(path: Path) -> tuple[type[UserOperator], ...]:
-    """The operators a Python file defines.
+    """The operators that the Python file at a `path` defines.
 
     Raises:
         TargetError: the file does not import.

@@ -96,14 +96,15 @@ class Memory:
         return next((cache for cache in self.caches if kind in cache.holds), None)
 
     def line(self, kind: str) -> tuple[int, int]:
-        """Bytes that come together when a core reads, and the cycles it waits for them."""
+        """Bytes that come together when a core reads, and the cycles it waits for them; `kind` is INSTRUCTIONS or
+        DATA."""
         cache = self.cache(kind)
         nbytes = (cache.line if cache else 0) or self.width
         return nbytes, -(-nbytes // self.width) * (1 + self.waits) - 1 if self.waits else 0
 
     def wait_cycles(self, nbytes: int, times: int = 1, kind: str = DATA) -> int:
         """Cycles a core waits in reading `nbytes` bytes in a row, so many times over: once for each line that the cache
-        keeps, else every time. What a prefetch hides is not taken off."""
+        keeps, else every time. What a prefetch hides is not taken off. `kind` is INSTRUCTIONS or DATA."""
         line, cycles = self.line(kind)
         cache, lines = self.cache(kind), -(-nbytes // line)
         keeps = lines == 1 or (cache is not None and nbytes <= cache.size)

@@ -103,8 +103,15 @@ class CommandSet:
         return (number, *JobRegisters(fields[command]).command(command, **values).words)
 
     def decode(self, words: Sequence[int], where: str) -> Iterator[tuple[str, Mapping[str, int]]]:
-        """The commands of a list and their fields, unsigned; raises SimulationError for an unknown command, or a
-        list that ends within a command."""
+        """The commands of a list and their fields, unsigned.
+
+        Args:
+            words: the list, 32-bit words.
+            where: place of the list in messages.
+
+        Raises:
+            SimulationError: a command is unknown, or the list ends within a command.
+        """
         known, place = list(self._all.items()), 0
         while place < len(words):
             if not 0 < words[place] <= len(known):

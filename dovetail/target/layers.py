@@ -35,6 +35,10 @@ def requantised(name: str, kind: type[Linear]) -> dict[str, Pattern]:
     """A layer with padding (no dense one), requantisation and limits, with a bias and without: name -> pattern.
 
     Leaves: x, weights, bias, multiplier, shift. Operators: pad, layer, requantize, clip.
+
+    Args:
+        name: begins the name of each pattern.
+        kind: the operator of the layer.
     """
     x = operand("x") if kind is FullyConnected else maybe(Pad, operand("x"))
     patterns: dict[str, Pattern] = {}
@@ -124,7 +128,13 @@ def window_of(match: Match) -> LayerWindow:
 
 
 def taps_inside(window: LayerWindow, x: Shape, y: Shape) -> int:
-    """Pairs of a pixel of a result and a tap of its window that lies in the image; shapes of operand and result."""
+    """Pairs of a pixel of a result and a tap of its window that lies in the image.
+
+    Args:
+        window: kernel, stride, dilation and padding.
+        x: NHWC shape of the operand.
+        y: NHWC shape of the result.
+    """
     pairs = 1
     axes = zip(sizes_of(x), sizes_of(y), window.kernel, window.stride, window.dilation, window.before, strict=False)
     for size, outputs, kernel, stride, dilation, before in axes:
@@ -207,7 +217,7 @@ def image_of(kind: TensorType, place: Operand) -> Image:
 
 
 def sizes_of(shape: Shape) -> tuple[int, int, int]:
-    """Rows, columns and channels of one NHWC image; a vector (1 x channels) is an image of one pixel."""
+    """Rows, columns and channels of a shape: one NHWC image, or a vector (1 x channels) as an image of one pixel."""
     return (shape[1], shape[2], shape[3]) if len(shape) == 4 else (1, 1, shape[-1])
 
 

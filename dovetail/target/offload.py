@@ -29,7 +29,12 @@ class Operand:
 
 
 def results_of(match: Match, operands: Mapping[str, Operand]) -> tuple[Operand, ...]:
-    """Places of the results of a pattern made with `together`, in its order; the strides are along its own axes."""
+    """Places of the results of a pattern made with `together`, in its order; the strides are along its own axes.
+
+    Args:
+        match: a region of such a pattern.
+        operands: places of its operands and of its "result", by name.
+    """
     joint, first, places = match.nodes["together"], operands["result"].address, []
     for flat in joint.inputs:
         (value,) = next(node.inputs for node in match.nodes.values() if node.output == flat)

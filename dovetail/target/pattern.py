@@ -229,7 +229,14 @@ def broken_limits(limits: Iterable[Constraint], match: Match, but: Scope) -> str
 
 
 def one_of(sentence: str, measure: Callable[[Match], Any], *allowed: Any, scope: Scope = Scope.ALL) -> Constraint:
-    """A limit to some values."""
+    """A limit to some values.
+
+    Args:
+        sentence: the limit, as messages say it.
+        measure: what is limited, of a match.
+        allowed: its values.
+        scope: where the limit counts.
+    """
     return Constraint(sentence, measure, lambda value: value in allowed, scope)
 
 

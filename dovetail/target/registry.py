@@ -70,7 +70,7 @@ def _accepted(value: object, name: str) -> Target:
 
 
 def advice(suits: Callable[[Target], bool]) -> str:
-    """A hint that names the installed targets that suit."""
+    """A hint that names the installed targets for which `suits` is true."""
     names = [name for name, target in installed_targets() if suits(target)]
     return f"use --target {' or '.join(names)}, or a file of your own"
 

@@ -169,12 +169,18 @@ void *memset(void *target, int value, size_t bytes);
 
 
 def pointer(operand: str, c_type: str = "const int8_t") -> dt.Pointer:
-    """A pointer to a leaf of the pattern (constant or not), to the "result" or to the "scratch"."""
+    """A pointer of the type `c_type` to an `operand`: a leaf of the pattern (constant or not), the "result" or the
+    "scratch"."""
     return dt.Pointer(operand, c_type)
 
 
 def struct(c_type: str, members: Callable[[dt.Match], Mapping[str, dt.CValue]]) -> Argument:
-    """(A pointer to) a constant structure filled at compile time."""
+    """A constant structure that is filled at compile time, or a pointer to it.
+
+    Args:
+        c_type: type of the parameter, `t` or `const t *`.
+        members: values of a match, by the names of the members.
+    """
     return lambda match: dt.Struct(c_type, members(match))
 
 
@@ -188,7 +194,7 @@ class Query:
     """Arguments of the function, in the order of its parameters."""
 
     def ask(self, library: Library, match: dt.Match) -> int:
-        """Bytes, as the library compiled for this computer says; raises TargetError where it fails."""
+        """Bytes for a `match`, as the library compiled for this computer says; raises TargetError where it fails."""
         call = dt.LibraryCall(self.function, tuple(_value(argument, match) for argument in self.arguments))
         given = (library.root, library.include, library.sources, tuple(library.defines.items()))
         answer = _ask(*given, _query_source(library.header, call))
@@ -352,7 +358,8 @@ def _pointers(value: dt.CValue) -> list[str]:
 def packed(
     names: Iterable[str], pattern: dt.Pattern, made: Mapping[str, Callable[[dt.Match], Array]], match: dt.Match
 ) -> dict[str, Array]:
-    """The named operands that are constants, as bytes: made, or as they are."""
+    """The operands among `names` that are constants of a `pattern`, as bytes: what `made` gives for a match, or as they
+    are."""
     known = {**leaves(pattern), **dict.fromkeys(made, True)}
     constants = (name for name in dict.fromkeys(names) if known.get(name))
     arrays = {name: made[name](match) if name in made else match.array(name) for name in constants}

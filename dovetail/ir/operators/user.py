@@ -53,7 +53,7 @@ class Said:
     """Reason why the file has no attributes; empty if they could be read."""
 
     def get(self, name: str, kind: Any, default: Any = _ABSENT) -> Any:
-        """An attribute as int, float, bool, str or a tuple of these.
+        """The attribute `name` as the type `kind`: int, float, bool, str or a tuple of these; else `default`.
 
         Raises:
             ValueError: it is none, or absent without a default.
@@ -64,8 +64,8 @@ class Said:
         return _converted(self.attributes[name], kind, name)
 
     def constant(self, position: int, default: Array | None = None) -> Array:
-        """The elements of a constant operand, `default` where it is left out; raises ValueError for one computed at run
-        time."""
+        """The elements of the constant operand at a `position`, `default` where it is left out; raises ValueError for
+        an operand computed at run time."""
         found = self.operands[position] if position < len(self.operands) else None
         if found is None and default is not None:
             return default
@@ -212,6 +212,6 @@ class UserOperator(Operator):
         return sum(kind.elements * kind.dtype.numpy.itemsize for kind in (*self.scratch(inputs), *unused))
 
     def starts(self, kinds: Sequence[TensorType], places: Sequence[int]) -> dict[int, int]:
-        """First element of each result in the vector the node gives."""
+        """First element of each result in the vector the node gives; `kinds` are all results, `places` those given."""
         sizes = [prod(kinds[at].shape) for at in places]
         return {at: sum(sizes[:number]) for number, at in enumerate(places)}

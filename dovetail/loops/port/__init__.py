@@ -274,4 +274,5 @@ def _part(whole: Operand, box: Box, rank: int) -> Place:
         dims.pop([size for size, _ in dims].index(1))
     return Place(whole.address + first, tuple(size for size, _ in dims), tuple(stride for _, stride in dims))
 
+
 document(__name__)
