@@ -200,8 +200,9 @@ def prove(result: RunResult, graph: Graph, inputs: Sequence[Mapping[str, Array]]
 
 
 def several_at_once(build: ProjectBuild, graph: Graph, simulator: str | None) -> str:
-    """Run the network of several steps on seeded inputs and a step behind it, compare both with the integer graph of
-    single steps, and return a sentence; empty where the build has no such network.
+    """Compare a call of several steps with the integer graph.
+
+    Inputs are seeded, and a single step follows. Returns a sentence, which is empty where the build has no network of several steps.
 
     Raises:
         DovetailError: an output differs, or as `run_build`.

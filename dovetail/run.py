@@ -188,7 +188,7 @@ def run_build(
 
 
 def several_steps(build: ProjectBuild) -> ProjectBuild | None:
-    """The network of a build that computes several steps in one call, as a build; None where it has none."""
+    """The build's network of several steps, as a build of its own; None without one."""
     return replace(build, manifest=read_manifest(build.folder / PREFILL)) if build.manifest.prefill else None
 
 
@@ -217,8 +217,10 @@ def _set(run: ProjectBuild, own: ProjectBuild, arrays: Mapping[str, Array]) -> d
 
 
 def runs_several(build: ProjectBuild, simulator: str) -> bool:
-    """Whether a build computes several steps in one call on a simulator: not on a board, and on the host only without
-    engines that are simulated devices."""
+    """Whether a simulator can run the network of several steps.
+
+    Boards do not, nor does the host beside engines that are simulated devices.
+    """
     several = several_steps(build)
     if several is None or simulator == BOARD:
         return False
