@@ -202,7 +202,8 @@ def prove(result: RunResult, graph: Graph, inputs: Sequence[Mapping[str, Array]]
 def several_at_once(build: ProjectBuild, graph: Graph, simulator: str | None) -> str:
     """Compare a call of several steps with the integer graph.
 
-    Inputs are seeded, and a single step follows. Returns a sentence, which is empty where the build has no network of several steps.
+    Inputs are seeded, and a single step follows. Returns a sentence, which is empty where the build has no network of
+    several steps.
 
     Raises:
         DovetailError: an output differs, or as `run_build`.
