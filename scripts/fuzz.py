@@ -63,7 +63,7 @@ MEMORY = 1 << 30
 """Most bytes a trial takes beside what is loaded before it."""
 SMALLER = 12
 """How many other models of the family are tried in place of one that fails."""
-UNDER_LOAD = r"the simulator's process died|not a readable ELF file"
+UNDER_LOAD = r"its worker process died|not a readable ELF file"
 """What a system without memory or room gives: such a trial is made once more before it counts."""
 GOOD = ("ran", "compiled", "refused", "not drawn", "no device")
 
