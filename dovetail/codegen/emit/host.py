@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -37,6 +37,7 @@ def host_source(unit: Unit) -> str | None:
     functions, helpers = made.functions, made.helpers
     table: dict[str, Lines] = {}
     with_blob: dict[str, bool] = {}
+    calls: dict[int, str] = {}
     listed = {index for one in unit.lists for index in one.statements}
     for index, commands in unit.commands.items():
         launch = unit.program.statements[index]
@@ -45,7 +46,7 @@ def host_source(unit: Unit) -> str | None:
         if not steps:
             continue
         name, command = steps[-1]
-        functions.append(_host_task(unit, launch, name, made, held))
+        calls[index] = _host_task(unit, launch, name, made, held)
         if index in listed:
             continue
         done = "return 0u;" if unit.target.engine(launch.engine).wait else "return;"  # without a wait, without a ticket
@@ -53,7 +54,7 @@ def host_source(unit: Unit) -> str | None:
         for early, step in steps[:-1]:
             table.setdefault(step.function, []).append(f"    if (task == {text_of(unit.tasks[early])}) {{ {done} }}")
         table.setdefault(command.function, []).append(
-            f"    if (task == {text_of(unit.tasks[name])}) {{ run_{name}(); {done} }}"
+            f"    if (task == {text_of(unit.tasks[name])}) {{ {calls[index]} {done} }}"
         )
     head = [f'#include "{unit.model}.h"', f'#include "{unit.model}_constants.h"']
     head += [f'#include "{header}"' for header in unit.driver_headers()]
@@ -63,7 +64,7 @@ def host_source(unit: Unit) -> str | None:
         more, unused = (", const uint8_t *constants", "    (void)constants;\n") if with_blob[start] else ("", "")
         kind, end = ("uint32_t", "    return 0u;\n") if "return 0u;" in text else ("void", "")
         functions.append(f"{kind} {start}(const uint32_t *task{more})\n{{\n{unused}{text}\n{end}}}\n")
-    functions += _host_lists(unit, engines)
+    functions += _host_lists(unit, engines, calls)
     for engine in engines:
         if engine.wait:
             functions.append(f"void {engine.wait}(uint32_t ticket)\n{{\n    (void)ticket;\n}}\n")
@@ -73,6 +74,8 @@ def host_source(unit: Unit) -> str | None:
     return "\n".join([*head, *arenas, "", *held.definitions, *body, *functions])
 
 
+_STATEMENTS = 500
+"""Most statements of a function: compilers take very long for functions of a list with 100,000."""
 _COPY_ROWS = """static void copy_rows(uint8_t *to, const uint8_t *from, int32_t size, int32_t rows,
                       int32_t to_stride, int32_t from_stride)
 {
@@ -85,19 +88,23 @@ _COPY_ROWS = """static void copy_rows(uint8_t *to, const uint8_t *from, int32_t 
 """
 
 
-def _host_lists(unit: Unit, engines: Sequence[Engine]) -> Iterator[str]:
-    """A function for each list, with its copies and launches in order, and the functions that start lists."""
-    if unit.lists:
+def _host_lists(unit: Unit, engines: Sequence[Engine], calls: Mapping[int, str]) -> Iterator[str]:
+    """A function for each list, with its copies and the `calls` of launches in order, and those that start lists."""
+    if any(isinstance(unit.program.statements[index], Copy) for one in unit.lists for index in one.statements):
         yield _COPY_ROWS
     for one in unit.lists:
         lines = []
         for index in one.statements:
             statement = unit.program.statements[index]
             if isinstance(statement, LaunchStatement):
-                lines.append(f"run_{unit.commands[index][-1][0]}();")
+                lines.append(calls[index])
             elif isinstance(statement, Copy):
                 lines += [_host_rows(unit, statement, rows) for rows in dma_rows(statement)]
-        yield _void_function(f"static void run_{one.name}", lines)
+        parts = [lines[start : start + _STATEMENTS] for start in range(0, len(lines), _STATEMENTS)]
+        for number, part in enumerate(parts):
+            yield "\n".join([*function(f"static void {one.name}_{number}", ["void"], part), ""])
+        calls_of_parts = [f"{one.name}_{number}();" for number in range(len(parts))]
+        yield "\n".join([*function(f"static void run_{one.name}", ["void"], calls_of_parts), ""])
         if one.name in unit.pieced:
             yield f"uint32_t {one.name}(void)\n{{\n    run_{one.name}();\n    return 0u;\n}}\n"
     for engine in engines:
@@ -214,6 +221,21 @@ _Step = tuple[Graph, CoreKernel | None]
 
 
 @dataclass
+class _HostTask:
+    """A launch's function: what differs between equal tiles, addresses and constants, are its arguments."""
+
+    lines: Lines = field(default_factory=list)
+    arguments: dict[str, str] = field(default_factory=dict)
+    """Declaration of a parameter -> the argument."""
+
+    def taking(self, kind: str, stem: str, argument: str) -> str:
+        """The name of a new parameter."""
+        name = f"{stem}_{len(self.arguments)}"
+        self.arguments[f"{kind}{name}"] = argument
+        return name
+
+
+@dataclass
 class _Kernels:
     """The kernels of the launches: functions, each once, and the helpers they call."""
 
@@ -223,6 +245,17 @@ class _Kernels:
     by_key: dict[str, CoreKernel] = field(default_factory=dict)
     by_graph: dict[int, list[_Step]] = field(default_factory=dict)
     """Kernels that equal tiles share, by the identity of their graph, which lives as long as its launch."""
+    tasks: dict[str, str] = field(default_factory=dict)
+    """Text of a launch's function -> its name."""
+
+    def call(self, name: str, task: _HostTask) -> str:
+        """C that calls a launch's function, which has this name if it is the first of its text."""
+        text = "\n".join([*task.arguments, *task.lines])
+        if text not in self.tasks:
+            self.tasks[text] = name
+            parameters = list(task.arguments) or ["void"]
+            self.functions.append("\n".join([*function(f"static void {name}", parameters, task.lines), ""]))
+        return f"{self.tasks[text]}({', '.join(task.arguments.values())});"
 
     def of(self, graph: Graph, name: str) -> list[_Step]:
         """The kernels that compute a graph, in order: one if the core has one for all of it.
@@ -259,73 +292,79 @@ def _in_steps(graph: Graph, target: Target) -> tuple[Region, ...]:
 
 
 def _host_task(unit: Unit, launch: LaunchStatement, name: str, made: _Kernels, held: _Arrays) -> str:
-    """A function that gathers strided operands, computes, and scatters the result; `made` gains the kernels that are
-    new, `held` their constants."""
-    steps = made.of(launch.graph, f"compute_{name}")
+    """The call of a function that gathers strided operands, computes, and scatters the result; `made` gains the
+    functions that are new, `held` their constants."""
+    steps, task = made.of(launch.graph, f"compute_{name}"), _HostTask()
     (graph, kernel), *others = steps
     if graph is launch.graph and kernel is not None and not others:
-        lines = _host_kernel_call(unit, launch, kernel, made.helpers, held)
+        _call_kernel(unit, launch, kernel, made.helpers, held, task)
     else:
-        lines = _several_calls(unit, launch, steps, made.helpers, held)
-    return _void_function(f"static void run_{name}", lines)
-
-
-def _void_function(head: str, lines: Sequence[str]) -> str:
-    """C of a function without arguments."""
-    return "\n".join([*function(head, ["void"], lines), ""])
+        _call_several(unit, launch, steps, made.helpers, held, task)
+    return made.call(f"run_{name}", task)
 
 
 _ALIGNED = "__attribute__((aligned(16)))"
 
 
-def _several_calls(unit: Unit, launch: LaunchStatement, steps: Sequence[_Step], helpers: Lines, held: _Arrays) -> Lines:
+def _call_several(
+    unit: Unit, launch: LaunchStatement, steps: Sequence[_Step], helpers: Lines, held: _Arrays, task: _HostTask
+) -> None:
     """Operands gathered, one kernel after the other, each value dense in an array of its own, the result scattered."""
-    graph, lines, arrays = launch.graph, Lines(), dict[str, str]()
+    graph, arrays = launch.graph, dict[str, str]()
     for number, value in enumerate(graph.inputs):
         view, arrays[value] = launch.operands[value], f"in_{number}"
         element = c_type(view.type.dtype)
-        lines.append(f"static {element} in_{number}[{view.type.elements}] {_ALIGNED};")
-        lines.append(_strided_loop(unit, view, f"in_{number}", element, False, helpers))
+        task.lines.append(f"static {element} in_{number}[{view.type.elements}] {_ALIGNED};")
+        task.lines.append(_strided_loop(unit, view, f"in_{number}", element, False, helpers, task))
     for number, (part, kernel) in enumerate(steps):
         output = part.outputs[0]
         if kernel is None:
             arrays[output] = arrays[part.inputs[0]]
             continue
         kind, arrays[output] = graph.types[output], f"value_{number}"
-        lines.append(f"static {c_type(kind.dtype)} value_{number}[{kind.elements}] {_ALIGNED};")
+        task.lines.append(f"static {c_type(kind.dtype)} value_{number}[{kind.elements}] {_ALIGNED};")
         arguments = []
         for parameter in kernel.parameters:
             arguments.append(arrays.get(parameter.value, ""))
             if parameter.is_constant:
-                arguments[-1] = held.expression(launch, parameter.c_type, kernel.constants[parameter.value])
-        lines.append(f"{kernel.name}({', '.join(arguments)});")
+                place = held.expression(launch, parameter.c_type, kernel.constants[parameter.value])
+                arguments[-1] = task.taking(f"const {parameter.c_type} *", parameter.name, place)
+        task.lines.append(f"{kernel.name}({', '.join(arguments)});")
     element = c_type(launch.result.type.dtype)
-    return [*lines, _strided_loop(unit, launch.result, arrays[graph.outputs[0]], element, True, helpers)]
+    task.lines.append(_strided_loop(unit, launch.result, arrays[graph.outputs[0]], element, True, helpers, task))
 
 
-def _host_kernel_call(unit: Unit, launch: LaunchStatement, kernel: CoreKernel, helpers: Lines, held: _Arrays) -> Lines:
-    lines: Lines = []
+def _call_kernel(
+    unit: Unit, launch: LaunchStatement, kernel: CoreKernel, helpers: Lines, held: _Arrays, task: _HostTask
+) -> None:
+    """Operands that are not dense gathered, the kernel, and its result scattered if that is not dense."""
     arguments: Lines = []
     after: Lines = []
     for parameter in kernel.parameters:
-        stem = f"{parameter.name}_"
         if parameter.is_constant:
-            arguments.append(held.expression(launch, parameter.c_type, kernel.constants[parameter.value]))
+            place = held.expression(launch, parameter.c_type, kernel.constants[parameter.value])
+            arguments.append(task.taking(f"const {parameter.c_type} *", parameter.name, place))
             continue
         is_result = parameter.value == launch.graph.outputs[0]
         view = launch.result if is_result else launch.operands[parameter.value]
         element = c_type(view.type.dtype)
         if view.is_dense and view.layout is None:
             const = "" if is_result else "const "
-            arguments.append(f"({const}{element} *)({const}void *)({unit.first_byte(view)})")
+            place = f"({const}{element} *)({const}void *)({unit.first_byte(view)})"
+            arguments.append(task.taking(f"{const}{element} *", parameter.name, place))
             continue
-        lines.append(f"static {element} {stem}[{view.type.elements}] {_ALIGNED};")
+        stem = f"{parameter.name}_"
+        task.lines.append(f"static {element} {stem}[{view.type.elements}] {_ALIGNED};")
         arguments.append(stem)
-        (after if is_result else lines).append(_strided_loop(unit, view, stem, element, is_result, helpers))
-    return [*lines, f"{kernel.name}({', '.join(arguments)});", *after]
+        loops = _strided_loop(unit, view, stem, element, is_result, helpers, task)
+        (after if is_result else task.lines).append(loops)
+    task.lines += [f"{kernel.name}({', '.join(arguments)});", *after]
 
 
-def _strided_loop(unit: Unit, view: View, stem: str, c_type: str, scatter: bool, helpers: Lines) -> str:
+def _strided_loop(
+    unit: Unit, view: View, stem: str, c_type: str, scatter: bool, helpers: Lines, task: _HostTask
+) -> str:
+    """Loops that gather a view into an array, or scatter the array."""
     indices = [f"i{axis}" for axis in range(len(view.type.shape))]
     sizes = list(zip(indices, view.type.shape, strict=True))
     loops = "".join(f"for (int32_t {index} = 0; {index} < {size}; {index}++) " for index, size in sizes)
@@ -334,11 +373,12 @@ def _strided_loop(unit: Unit, view: View, stem: str, c_type: str, scatter: bool,
     for index, size in sizes:
         dense = f"({dense}) * {size} + {index}"
     const = "" if scatter else "const "
-    strided = f"*({const}{c_type} *)({const}void *)({unit.first_byte(view)} + {offset})"
+    start = task.taking(f"{const}uint8_t *", "to" if scatter else "from", unit.first_byte(view))
+    strided = f"*({const}{c_type} *)({const}void *)({start} + {offset})"
     if view.layout is not None and view.layout.packed:
         helpers.append(name := f"{'put' if scatter else 'packed' if kind.signed else 'unsigned'}_{kind.bits}")
         field = field_text(view.layout, indices)
-        call = f"{name}({unit.first_byte(view)} + {offset}, {field}"
+        call = f"{name}({start} + {offset}, {field}"
         body = f"{call}, {stem}[{dense}]);" if scatter else f"{stem}[{dense}] = ({c_type}){call});"
         return f"{loops}{{ {body} }}"
     body = f"{strided} = {stem}[{dense}];" if scatter else f"{stem}[{dense}] = {strided};"
