@@ -30,8 +30,8 @@ from dovetail.guests.mesh.layers import MeshLayer, network_of  # noqa: E402
 from dovetail.guests.mesh.mapping import place_and_route  # noqa: E402
 from dovetail.guests.mesh.partition import (  # noqa: E402
     Objective,
-    piece_sizes,
     resident_section,
+    sizes_of,
 )
 from dovetail.guests.mesh.rack import run_exact  # noqa: E402
 from dovetail.guests.mesh.topology import build_topology  # noqa: E402
@@ -164,7 +164,7 @@ def executed(graph: Graph, sums: int, target: Target, mesh: Mesh) -> list[Stages
     return [
         Stages(
             stage.layer,
-            piece_sizes(stage.cut, stage.boxes),
+            sizes_of(stage.layer, stage.cut, stage.boxes, mesh),
             mesh,
             clocks[stage.first : stage.first + stage.pieces],
         )

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.errors import PlanError
-from dovetail.guests.mesh.layers import Ints, MeshLayer, OperandRead, box_of, core_reads, is_pool
+from dovetail.guests.mesh.layers import Ints, LineUse, MeshLayer, OperandRead, box_of, core_reads, is_pool
 from dovetail.ir.crop import crop
 from dovetail.ir.graph import Graph
 from dovetail.ir.operators.movement import Transpose
@@ -53,6 +53,8 @@ class PieceSizes:
     """Parts of the sums: with more than one, 32-bit sums go from piece to piece."""
     place: Ints | None = None
     """Which of those parts; None for the last, which gives results."""
+    lined: Ints | None = None
+    """How a piece's sums are requantised, as `LineUse`; None where that is as for the whole layer."""
 
     @property
     def results(self) -> Ints:
@@ -178,10 +180,10 @@ def finishing(layer: MeshLayer, sizes: PieceSizes, core: CoreClocks, turns: Ints
     box, groups = sizes.results, -(-sizes.channels // 4)
     place = sizes.parts - 1 if sizes.place is None else sizes.place
     passed, before = place < sizes.parts - 1, place > 0
-    lines, pixels = layer.lines(0, layer.image[2]), sizes.rows * sizes.columns
-    each = core.finished + core.gaining * (lines is not None and lines.gains is not None)
+    lined = layer.line_use(0, layer.image[2]) if sizes.lined is None else sizes.lined
+    pixels, each = sizes.rows * sizes.columns, core.finished + core.gaining * (lined == LineUse.GAINING)
     by_lines = 4 * pixels * groups * each + turns * groups * (pixels > turns) * core.group
-    last = np.where((sizes.parts == 1) & (lines is not None), by_lines, box * core.without_lines)
+    last = np.where((lined != LineUse.NOT) & (sizes.parts == 1), by_lines, box * core.without_lines)
     last = last + box * core.added * (len(layer.readings) - 1) if layer.tail else 0.0 * box
     last = last + box * core.dequantised * _gives_floats(layer)
     return np.where(passed, box * core.passed, last) + box * before * core.joined

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -38,6 +39,12 @@ Ints = NDArray[Any]
 
 Image = tuple[int, int, int]
 """Rows, columns and channels of a value; whatever is no image is one row of one column."""
+
+
+class LineUse(enum.IntEnum):
+    """How sums are requantised: by no line, by lines, by lines that gain something above zero."""
+
+    NOT, PLAIN, GAINING = range(3)
 
 
 @dataclass(frozen=True)
@@ -142,6 +149,11 @@ class MeshLayer:
         """By which the sums of the channels from `first` to before `last` are requantised: those of the whole layer if
         it has them, so that its pieces share a program; None where there are none."""
         return self._lines.of(first, last) if self._lines else self._found_lines(first, last)
+
+    def line_use(self, first: int, last: int) -> LineUse:
+        """How the channels from `first` to before `last` are requantised."""
+        lines = self.lines(first, last)
+        return LineUse.NOT if lines is None else LineUse.PLAIN if lines.gains is None else LineUse.GAINING
 
     @property
     def constant_bytes(self) -> int:

@@ -391,13 +391,27 @@ def boxed_stage(
     Raises:
         PlanError: a piece does not fit its element.
     """
-    costs = costs_of(layer, piece_sizes(cut, boxes), mesh, slots)
+    costs = costs_of(layer, sizes_of(layer, cut, boxes, mesh), mesh, slots)
     stage = MeshStage(layer, cut, boxes, slots, costs, first, free)
     most = int(stage.memory.max())
     if most > mesh.usable:
         hint = "cut the layer into more pieces"
         raise PlanError(f"a piece takes {most} bytes, an element has {mesh.usable}", where=layer.name, hint=hint)
     return stage
+
+
+_MOST_LINED = 16
+"""Parts of a layer's channels, at most, of which each is searched for lines; others have the layer's."""
+
+
+def sizes_of(layer: MeshLayer, cut: Cut, boxes: NDArray[np.int64], mesh: Mesh) -> PieceSizes:
+    """The sizes of the pieces in boxes, [pieces, 8], and how their sums are requantised."""
+    sizes = piece_sizes(cut, boxes)
+    channels, which = np.unique(boxes[:, 4:6], axis=0, return_inverse=True)
+    if mesh.pieces is not None or cut.sums > 1 or len(channels) > _MOST_LINED:
+        return sizes
+    lined = np.array([layer.line_use(*span) for span in channels.tolist()])
+    return replace(sizes, lined=lined[which.reshape(-1)])
 
 
 def piece_sizes(cut: Cut, boxes: NDArray[np.int64]) -> PieceSizes:
