@@ -146,6 +146,16 @@ def test_the_oldest_give_way(place: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert len(list(builds.iterdir())) == 2 * len(left), "no digest stays behind"
 
 
+def test_a_build_that_another_compile_removes_meanwhile_is_no_error(place: Path) -> None:
+    builds, folder = place / "cache" / "builds", place / "made"
+    for one in (builds, folder):
+        one.mkdir(parents=True)
+    (folder / "a.c").write_text("int a;")
+    (builds / "gone.msgpack").symlink_to(builds / "nothing")  # in the list of files, and not there when it is asked
+    kept.keep(builds / "new.msgpack", {"x": "y"}, folder, (), "")
+    assert (builds / "new.msgpack").is_file()
+
+
 @pytest.mark.usefixtures("place")
 def test_no_compiler_is_loaded_for_what_is_kept() -> None:
     """Which is why it takes a fraction of a second."""

@@ -164,7 +164,8 @@ def keep(place: Path, inputs: Mapping[str, str], folder: Path, notes: tuple[Note
         files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
         with contextlib.suppress(UnicodeEncodeError):  # of a file name that is no UTF-8
             keep_file(place, msgspec.msgpack.encode(KeptBuild(dict(inputs), files, notes, summary)))
-        _thin_out(place.parent)
+        with contextlib.suppress(OSError):  # another compile thins it out too
+            _thin_out(place.parent)
 
 
 def _thin_out(folder: Path) -> None:
