@@ -283,6 +283,7 @@ def _with_prefill(
     progress(f"making one network of {options.prefill} steps")
     if options.pins or options.tuning:
         options.tell(Note(Kind.NOT_USED, "--pin and --tuning are for the network of one step, not that of several"))
+    options.tell(Note(Kind.FIGURES, "report, explain and --dump show the network of one step, not that of several"))
     own = replace(options, pins={}, tuning=None)
     more = compile_graph(graph, made.unit.target, own, progress, steps=prepared.steps, base=made.unit)
     unit, several = joined_units(made.unit, more.unit)
@@ -323,11 +324,14 @@ def compile_graph(
         graph: what `prepare` gives, or a part of it as a network of its own.
         target: the machine.
         options: its policy and rounding are only noted down; its tuning file is not read.
-        progress: told what is being done. choices: what is chosen for the knobs of regions, by region name.
+        progress: told what is being done.
+        choices: what is chosen for the knobs of regions, by region name.
         model: the file the graph comes from, for the build's description.
-        near: inputs and outputs that shall lie in the engines' memory, as the engines have them. work: the least work.
+        near: inputs and outputs that shall lie in the engines' memory, as the engines have them.
         interpret: whether it is compared with the graph in numpy; without, only its rules are verified.
-        steps: of the integers of inputs and outputs, where known. base: the network of one step, for several.
+        steps: of the integers of inputs and outputs, where known.
+        work: the least work, where known.
+        base: the network of one step, for that of several.
 
     Raises:
         DovetailError: as `compile_model`.
@@ -348,13 +352,8 @@ def compile_graph(
     aim, delay = Optimize(options.optimize), pipeline.delay if pipeline else 0
     unit = make_unit(planned.program, laid.regions, target, aim, delay, base)
     rounding = rounding_of(model, target, options)
-    unit = replace(
-        unit,
-        weights=Weights(options.weights),
-        rounding=rounding,
-        steps=steps or {},
-        shared_arena=_shared_arena(unit, options.arena),
-    )
+    unit = replace(unit, weights=Weights(options.weights), rounding=rounding, steps=steps or {})
+    unit = replace(unit, shared_arena=_shared_arena(unit, options.arena))
     settings = _manifest_options(target, options, rounding, work)
     described = manifest(model, target, settings, made.assignment, laid, planned, options.pins, striped, pipeline)
     clock = described.get("estimated", 0)
@@ -500,7 +499,8 @@ def _plan_layouts(graph: Graph, assignment: Assignment, request: _CompileRequest
     progress("choosing layouts")
     laid = choose_layouts(graph, assignment.regions, target, near)
     progress("planning tiles, order and addresses")
-    others = (target, reserved(graph, target), near, request.cores, progress, assignment.tiles, request.options.prefill)
+    states_lowest = bool(request.options.prefill)
+    others = (target, reserved(graph, target), near, request.cores, progress, assignment.tiles, states_lowest)
     joint = side_by_side(laid, target)
     try:
         program = plan(joint, *others)

@@ -219,8 +219,8 @@ def kept_answer(package: Path, asked: str, find: Callable[[], bytes]) -> bytes:
 
 @cache
 def text_digest(*packages: Path, code_only: bool = False) -> str:
-    """A digest of the modules in folders; of their code only, whatever docstrings and comments say, in ten times as
-    long."""
+    """A digest of the modules in folders. With `code_only`, docstrings and comments change nothing; it takes ten times
+    as long."""
     texts = [source.read_text("utf-8") for package in packages for source in sorted(package.glob("*.py"))]
     return _digest("\0".join(map(_code, texts) if code_only else texts).encode())
 

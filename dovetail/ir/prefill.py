@@ -87,7 +87,8 @@ def check_steps(step: Graph, several: Graph, place: str, inputs: Mapping[str, Ar
     """Hold a graph of several steps against the graph of one, in numpy.
 
     Args:
-        step: the network of one step. several: of several.
+        step: the network of one step.
+        several: the network of several.
         place: the input of `place_of`.
         inputs: of `several`, states included; the places are made the first ones.
 

@@ -74,7 +74,8 @@ def alike(regions: Sequence[Region], others: Sequence[Region]) -> dict[str, Choi
     Layers that do so without a choice, or cannot, have none.
 
     Args:
-        regions: of a network. others: of the other one, without choices.
+        regions: of a network.
+        others: of the other one, without choices.
     """
     there, found = {_packed(region, {}) for region in others if region.shares}, dict[str, Choice]()
     for region in regions:

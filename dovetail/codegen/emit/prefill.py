@@ -18,13 +18,13 @@ def check_prefill(target: Target, is_special: bool) -> None:
         target: the machine.
         is_special: whether it is a pipeline, is computed in stripes, or has its values in an array of the user's.
     """
-    why = ""
-    if unlike := [one.name for one in target.engines if one.stream or one.mirror or one.made]:
-        why = f"the engine {unlike[0]} takes lists of commands, has memory of its own or a driver made for one network"
+    kinds = "takes lists of commands, has memory of its own or a driver made for one network"
+    why = [f"the engine {one.name} {kinds}" for one in target.engines if one.stream or one.mirror or one.made]
     if target.workers or is_special:
-        why = "it is for one core with an arena of its own, without stripes and pipelines"
+        why.append("it is for one core with an arena of its own, without stripes and pipelines")
     if why:
-        raise TargetError(f"several steps in one call: {why}", where="--prefill", hint="leave out --prefill")
+        what = f"several steps in one call: {'; '.join(why)}"
+        raise TargetError(what, where="--prefill", hint="leave out --prefill")
 
 
 def joined_units(step: Unit, several: Unit) -> tuple[Unit, Unit]:

@@ -55,7 +55,7 @@ def plan(
     cores: Mapping[str, CoreGroup] | None = None,
     progress: Callable[[str], None] = lambda text: None,
     tiles: TileCache | None = None,
-    states_lowest: bool | int = False,
+    states_lowest: bool = False,
 ) -> Plan:
     """Place, tile, order and allocate.
 
@@ -156,7 +156,7 @@ class _Planner:
     reserved: Mapping[str, int]
     cores: Mapping[str, CoreGroup]
     tiles: TileCache
-    states_lowest: bool | int
+    states_lowest: bool
     parts: LoweringCache = field(default_factory=LoweringCache)
     tilings: dict[str, CompleteTiling] = field(default_factory=dict)
     """By name of the part, as of the last round."""
