@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from dovetail.cli.main import all_commands, command_line, main
 from dovetail.compile import Options, prepare
 from dovetail.errors import PlanError
+from dovetail.files import text_digest
 from dovetail.guests import zoo
 from dovetail.ir.operators.linear import Conv2d
 from dovetail.schedule.assign.candidates import others
@@ -179,3 +180,18 @@ def test_no_placement_needs_less_than_what_lies_apart(data: st.DataObject) -> No
     one_by_one = dict(zip(sizes, accumulate([0, *sizes.values()]), strict=False))
     _, peak = allocate.improve(sizes, clashes, one_by_one, 0, 16, 5.0)
     assert max(sizes.values()) <= allocate._apart(groups, clashes) <= peak
+
+
+def test_a_digest_of_code_depends_on_code_alone(tmp_path: Path) -> None:
+    def digest(text: str) -> str:
+        text_digest.cache_clear()
+        (tmp_path / "a.py").write_text(text)
+        return text_digest(tmp_path, code_only=True)
+
+    base = digest(
+        '"""Words."""\n\n# more\nA = 1\n"""Its meaning."""\n\n\ndef f() -> str:\n    """Told."""\n    return "x"\n'
+    )
+    assert digest('"""Others,\n\nlonger."""\nA = 1\n\ndef f() -> str:\n    # why\n    return "x"\n') == base
+    for changed in ("A = 2", "A = 1\nB = 1"):
+        assert digest(f'{changed}\n\ndef f() -> str:\n    return "x"\n') != base
+    assert digest('A = 1\n\ndef f() -> str:\n    return "y"\n') != base
