@@ -283,7 +283,7 @@ def _with_prefill(
     progress(f"making one network of {options.prefill} steps")
     if options.pins or options.tuning:
         options.tell(Note(Kind.NOT_USED, "--pin and --tuning are for the network of one step, not that of several"))
-    options.tell(Note(Kind.FIGURES, "report, explain and --dump show the network of one step, not that of several"))
+    options.tell(Note(Kind.NOT_USED, "report, explain and --dump show the network of one step, not that of several"))
     own = replace(options, pins={}, tuning=None)
     more = compile_graph(graph, made.unit.target, own, progress, steps=prepared.steps, base=made.unit)
     unit, several = joined_units(made.unit, more.unit)
