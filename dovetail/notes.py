@@ -32,6 +32,8 @@ class Kind(StrEnum):
     """Memory is too small for a faster way."""
     FIGURES = "figures"
     """Figures of a run count something not."""
+    HIDING = "hiding"
+    """Outputs of a run are such that a wrong layer may not show in them."""
 
     @property
     def level(self) -> str:

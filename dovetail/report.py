@@ -271,7 +271,13 @@ def make_report(result: RunResult) -> Report:
         estimated=manifest.estimated,
         bound=round(least.cycles, 1) or None,
         bound_by=least.by,
-        notes=(*manifest.notes, *device_notes(result), *_beside_the_plan(result), *_beaten(first.total_cycles, least)),
+        notes=(
+            *manifest.notes,
+            *device_notes(result),
+            *_beside_the_plan(result),
+            *_beaten(first.total_cycles, least),
+            *_hiding(result),
+        ),
         claims=claims(result, _awake(layers, cores), [layer.cycles for layer in layers]),
         energy=energy(result, {**each[0].cycles, **{core.name: core.cycles for core in cores}}, macs),
     )
@@ -301,6 +307,31 @@ def _beaten(taken: int | None, least: Bound) -> tuple[Note, ...]:
     said = "Engine.best, an engine's peak or port, or the DMA's width says less than there is"
     what = f"{taken:,} cycles are fewer than the {least.cycles:,.0f} of the bound ({least.by}): {said}"
     return (Note(Kind.FIGURES, what),)
+
+
+_MANY = 0.75
+"""Part of the outputs that lie at an end of their range which is worth a note."""
+_FEW = 8
+"""Elements of floats of which some are the least and the largest in any case."""
+
+
+def _hiding(result: RunResult) -> tuple[Note, ...]:
+    """A note where outputs are saturated, as a softmax of random numbers is: there a wrong layer changes nothing.
+
+    Integers are at an end of their type's range, floats at the least or largest of their array.
+    """
+    ends = elements = 0
+    for port in result.build.manifest.outputs:
+        for array in (one[port.name] for one in result.outputs):
+            elements += array.size
+            if port.kind.is_integer:
+                ends += int(((array == port.kind.low) | (array == port.kind.high)).sum())
+            elif array.size >= _FEW:
+                ends += int(((array == array.min()) | (array == array.max())).sum())
+    if not elements or ends < _MANY * elements:
+        return ()
+    what = f"{ends:,} of {elements:,} elements of the outputs lie at an end of their range"
+    return (Note(Kind.HIDING, f"{what}, where a wrong layer may not show: --check-layers compares each layer"),)
 
 
 def _awake(layers: Sequence[ReportLayer], cores: Sequence[CoreUse]) -> list[int | None]:
@@ -452,7 +483,7 @@ def totals(report: Report) -> list[str]:
     for name, use in report.memory.items():
         bound = f"lower bound {_number(use.lower_bound)}"
         lines.append(f"{name:13} {_number(use.peak)} of {_number(use.size)} bytes at the peak ({bound})")
-    shown = (note for note in report.notes if note.kind is Kind.FIGURES or note.kind.level == "warning")
+    shown = (note for note in report.notes if note.kind in (Kind.FIGURES, Kind.HIDING) or note.kind.level == "warning")
     lines += [f"{note.kind.level:13} {note.text}" for note in shown]
     told = [(claim, "claim" if claim.is_off else "loss") for claim in report.claims if claim.is_off or claim.is_loss]
     lines += [f"{kind:13} {claim.sentence}" for claim, kind in told]

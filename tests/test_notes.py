@@ -50,7 +50,7 @@ def test_stages_tell_notes_and_nothing_else() -> None:
                 assert isinstance(node, ast.Call)
                 assert ast.unparse(node.args[0]).startswith("Kind."), place
                 kinds.add(ast.unparse(node.args[0]).removeprefix("Kind."))
-    assert kinds == {kind.name for kind in Kind if kind is not Kind.FIGURES}
+    assert kinds == {kind.name for kind in Kind if kind not in (Kind.FIGURES, Kind.HIDING)}
 
 
 def test_policies_that_move_values_are_told(tmp_path: Path) -> None:
@@ -103,3 +103,28 @@ def test_python_is_told_the_same(tmp_path: Path) -> None:
     assert list(build.notes) == heard and [note.kind for note in heard] == [Kind.ASSUMED]
     with pytest.raises(DovetailError, match="--strict takes no warnings"):
         package.compile(model, allow_float=True, strict=True)
+
+
+def test_saturated_outputs_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Integers at an end of their range, and a softmax in floats that is 0 but for one; not sums within their range."""
+    from onnx import parser
+
+    for step, kind, said in (("0.01", "int8", "31 of 32"), ("1.0", "int8", ""), ("0.01", "float", "32 of 32")):
+        scaled = "f = DequantizeLinear (x, one) "
+        ends = (
+            "y = QuantizeLinear (f, s, z)"
+            if kind == "int8"
+            else "t = Constant <value_float = 100.0> () m = Mul (f, t) y = Softmax (m)"
+        )
+        text = (
+            f'<ir_version: 10, opset_import: ["" : 21]> g (int8[1,32] x) => ({kind}[1,32] y) '
+            f"<float one = {{1.0}}, float s = {{{step}}}, int8 z = {{0}}> {{ {scaled}{ends} }}"
+        )
+        model = tmp_path / "ends.onnx"
+        model.write_bytes(parser.parse_model(text).SerializeToString())
+        place = tmp_path / "build"
+        assert dovetail("compile", model, "-t", "riscv", "--float", "-o", place, "--force") == 0
+        assert dovetail("run", place, "--sim", "host", "--json", tmp_path / "run.json") == 0
+        told = [note for note in json.loads((tmp_path / "run.json").read_text())["notes"] if note["kind"] == "hiding"]
+        assert [(note["level"], note["text"].split(" elements")[0]) for note in told] == [("note", said)] * bool(said)
+        assert ("at an end of their range" in capsys.readouterr().out) == bool(said)
