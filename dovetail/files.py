@@ -244,6 +244,26 @@ def is_sealed(path: Path) -> bool:
     return kept_file(path) is not None
 
 
+def thin_out(folder: Path, most_bytes: int, unused: float = 0) -> None:
+    """Remove files of a cache, those changed longest ago first, until those that stay have at most so many bytes.
+
+    Args:
+        folder: where they lie, with their seals.
+        most_bytes: of all that stay, without seals.
+        unused: seconds for which a file must not have changed, as another process may be about to read it.
+
+    Raises:
+        OSError: a file was removed by another process.
+    """
+    files = [path for path in folder.iterdir() if path.suffix != SEAL and path.name[0] != "." and path.is_file()]
+    now, room = time.time(), most_bytes
+    for path, state in sorted(((path, path.stat()) for path in files), key=lambda one: -one[1].st_mtime_ns):
+        room -= state.st_size
+        if room < 0 and now - state.st_mtime >= unused:
+            for one in (path, _seal(path)):
+                one.unlink(missing_ok=True)
+
+
 def _seal(path: Path) -> Path:
     return path.with_name(path.name + SEAL)
 

@@ -16,7 +16,7 @@ from dovetail.codegen.build.instruction_sets import instruction_set
 from dovetail.codegen.build.toolchain import compile_firmware, compile_host, find_compiler
 from dovetail.codegen.emit.firmware import RUNTIME, SIMULATION_MAIN, START, linker_script, runtime_path
 from dovetail.errors import BuildError, MissingExtraError, SimulationError
-from dovetail.files import is_sealed
+from dovetail.files import is_sealed, keep_file
 from dovetail.sim.protocol import SimulationSetup
 from dovetail.sim.worker import HostSession, simulate, simulate_host
 from firmware import MEMORIES, require_cross_compiler
@@ -113,6 +113,25 @@ def test_the_cache_answers_for_equal_content_only(tmp_path: Path, monkeypatch: p
     assert section_sizes(compile_project(tmp_path / "a", cache, flags=("-DUNUSED",)))["stack"] == 2032
     assert len(runs) == 15  # only the link
     assert not list(cache.rglob(".*"))
+
+
+@pytest.mark.usefixtures("compiler_itself")
+def test_objects_unused_for_long_give_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require_cross_compiler()
+    monkeypatch.setattr(toolchain, "MOST_BYTES", 0)
+    old = [tmp_path / "cache" / "objects" / f"{number:02x}" / "old.o" for number in range(256)]
+    for path in old:
+        keep_file(path, b"an object")
+        os.utime(path, (0, 0))
+    for _ in range(2):  # what was made stays, as it was just used; the second time nothing is made
+        compile_project(project(tmp_path / "a"), tmp_path / "cache")
+        made = [path for path in (tmp_path / "cache" / "objects").rglob("*.*") if path.suffix in (".o", ".elf")]
+        new = {path.parent for path in made if path.name != "old.o"}
+        assert (
+            len(new) == 5
+            and {path.parent for path in made if path.name == "old.o"} == {path.parent for path in old} - new
+        )
+    assert not list((tmp_path / "cache" / "zig").rglob("*.o"))  # zig keeps no second copy
 
 
 def test_output_does_not_depend_on_folder_or_cache(tmp_path: Path) -> None:

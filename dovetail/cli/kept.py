@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 import dovetail
-from dovetail.files import SEAL, default_cache, keep_file, kept_file
+from dovetail.files import default_cache, keep_file, kept_file, thin_out
 from dovetail.notes import Note
 from dovetail.options import Options
 
@@ -165,15 +165,4 @@ def keep(place: Path, inputs: Mapping[str, str], folder: Path, notes: tuple[Note
         with contextlib.suppress(UnicodeEncodeError):  # of a file name that is no UTF-8
             keep_file(place, msgspec.msgpack.encode(KeptBuild(dict(inputs), files, notes, summary)))
         with contextlib.suppress(OSError):  # another compile thins it out too
-            _thin_out(place.parent)
-
-
-def _thin_out(folder: Path) -> None:
-    """Remove the builds used longest ago while all take more than `MOST_BYTES`."""
-    kept = sorted(((_state(path), path) for path in folder.glob("*.msgpack")), reverse=True)
-    room = MOST_BYTES
-    for (_, size), path in kept:
-        room -= size
-        if room < 0:
-            for one in (path, path.with_name(path.name + SEAL)):
-                one.unlink(missing_ok=True)
+            thin_out(place.parent, MOST_BYTES)

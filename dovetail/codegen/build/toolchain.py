@@ -14,6 +14,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -32,6 +33,7 @@ from dovetail.files import (
     kept_file,
     replace_file,
     seal,
+    thin_out,
     usable_cache,
 )
 
@@ -39,6 +41,8 @@ Kind = Literal["zig", "gcc", "cc"]
 Defines = Mapping[str, str | int | None]
 """Macro names and values; None defines the name alone."""
 
+MOST_BYTES = 1 << 30
+"""Bytes of all kept objects and what is linked from them; of a folder's, those used longest ago go first."""
 _INPUTS = (".h", ".inc", ".bin")  # files a source may include
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*(?:include|import)\b(?:[ \t]*["<]([^">\n]+)[">])?', re.MULTILINE)
 """A line that includes a file, and its name where that is written out."""
@@ -311,11 +315,9 @@ class _CompileContext:
         content = (self.directory / source).read_bytes()
         text, included = (self.compiler.version, named, source.suffix), self._included(source, content)
         key = digest(*(part.encode() for part in text), content, included.encode())
-        if source.suffix != ".c" and b".incbin" in content:  # zig's own cache does not look at what that takes in
-            flags = (*flags, f"-DDOVETAIL_INCLUDED={included}")
         made = self.place(key, ".o")
         told = "-fstack-usage" in flags and source.suffix == ".c"
-        if not (is_sealed(made) and (not told or is_sealed(made.with_suffix(".su")))):
+        if not (_is_kept(made) and (not told or _is_kept(made.with_suffix(".su")))):
             self._run([*flags, "-c", str(source)], made)
         return made
 
@@ -346,7 +348,7 @@ class _CompileContext:
         named = "\0".join((*(flag for flag in flags if not os.path.isabs(flag)), *last))
         parts = (self.compiler.version, named, script, *(path.stem for path in objects))
         made = self.place(digest(*(part.encode() for part in parts)), suffix)
-        if not is_sealed(made):
+        if not _is_kept(made):
             self._run([*flags, *map(str, objects), *last], made)
         return made
 
@@ -367,13 +369,14 @@ class _CompileContext:
         return made
 
     def _run(self, arguments: Sequence[str], made: Path) -> None:
-        zig = str(self.cache / "zig")
         with TemporaryFolder(self.cache) as folder:
+            # zig's own libraries stay; what it keeps of each source is kept here already
+            zig = {"ZIG_GLOBAL_CACHE_DIR": str(self.cache / "zig"), "ZIG_LOCAL_CACHE_DIR": str(Path(folder) / "zig")}
             output = Path(folder) / made.name
             command = [*self.compiler.command, *arguments, *self.compiler.out, str(output)]
             if not self.compiler.out:  # zig's own commands
                 command[-1] = f"-femit-bin={output}"
-            answer = run_tool(command, self.directory, ZIG_GLOBAL_CACHE_DIR=zig, ZIG_LOCAL_CACHE_DIR=zig)
+            answer = run_tool(command, self.directory, **zig)
             if answer.returncode:
                 raise compiler_error(answer.stderr or answer.stdout, answer.returncode)
             made.parent.mkdir(parents=True, exist_ok=True)
@@ -382,6 +385,17 @@ class _CompileContext:
                     path.chmod(0o644)
                     os.replace(path, made.with_suffix(path.suffix))
                     seal(made.with_suffix(path.suffix))
+        with suppress(OSError):  # another process thins it out too
+            thin_out(made.parent, MOST_BYTES // 256, unused=3600)
+
+
+def _is_kept(made: Path) -> bool:
+    """Whether a file of the cache is there, which then counts as used now."""
+    if not is_sealed(made):
+        return False
+    with suppress(OSError):  # a cache that can only be read
+        os.utime(made)
+    return True
 
 
 def run_tool(command: Sequence[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
