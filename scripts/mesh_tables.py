@@ -119,7 +119,7 @@ def time_table() -> dict[str, Rows]:
                         int(result.bound),
                         f"{result.interval / result.bound:.2f}",
                         int(clocks / len(found.topology.elements)),
-                        f"{mesh.clock / result.interval:,.0f}",
+                        round(mesh.clock / result.interval),
                         result.bottleneck,
                     ]
                 )
