@@ -55,7 +55,7 @@ def digits_data() -> tuple[Samples, Samples, Samples]:
     data = module.split(seed=0)
     images, labels = data.images.astype(np.float32)[:, None], data.labels
     end = CALIBRATION + VALIDATION
-    test, truth = zoo.held_back("digits")
+    test, truth = zoo.held_back("digits").values()
     return (
         Samples({"input": images[:CALIBRATION]}, labels[:CALIBRATION]),
         Samples({"input": images[CALIBRATION:end]}, labels[CALIBRATION:end]),

@@ -27,6 +27,7 @@ from dovetail.guests.zoo.weights import (
     random_parameters,
     taps,
 )
+from dovetail.ir.types import Array
 
 Gradients = dict[str, Parameters]
 Labels = npt.NDArray[np.int64]
@@ -119,12 +120,12 @@ def _noisy(images: Floats, generator: np.random.Generator) -> Floats:
     return np.clip(images + NOISE * generator.standard_normal(images.shape), 0.0, 1.0)
 
 
-def _adam(value: Floats, gradient: Floats, mean: Floats, square: Floats, step: int, rate: float) -> Floats:
+def adam(value: Array, gradient: Array, mean: Array, square: Array, step: int, rate: float) -> Array:
     """One step of Adam with its usual constants (arXiv:1412.6980); `mean` and `square` are updated in place."""
     mean += 0.1 * (gradient - mean)
     square += 0.001 * (gradient * gradient - square)
-    slope: Floats = mean / (1 - 0.9**step) / (np.sqrt(square / (1 - 0.999**step)) + 1e-8)
-    return value - rate * slope
+    slope = mean / (1 - 0.9**step) / (np.sqrt(square / (1 - 0.999**step)) + 1e-8)
+    return np.asarray(value - rate * slope)
 
 
 def train(network: ZooNetwork, data: Split, seed: int, epochs: int = EPOCHS) -> dict[str, Parameters]:
@@ -142,8 +143,8 @@ def train(network: ZooNetwork, data: Split, seed: int, epochs: int = EPOCHS) -> 
         rate = LEARNING_RATE * (1 + cos(pi * step / (epochs * batches))) / 2
         for name, g in gradients.items():
             p, m = parameters[name], memory[name]
-            weight = _adam(p.weight, g.weight, m[0], m[1], step + 1, rate)
-            parameters[name] = Parameters(weight, _adam(p.bias, g.bias, m[2], m[3], step + 1, rate))
+            weight = adam(p.weight, g.weight, m[0], m[1], step + 1, rate)
+            parameters[name] = Parameters(weight, adam(p.bias, g.bias, m[2], m[3], step + 1, rate))
     return {
         name: Parameters(on_grid(p.weight, WEIGHT_BITS), on_grid(p.bias, WEIGHT_BITS)) for name, p in parameters.items()
     }
@@ -164,7 +165,7 @@ def save(file: Path, data: Split, parameters: dict[str, Parameters], score: floa
 
 def main() -> None:
     """Trains, prints the accuracy and writes the file."""
-    default = Path(__file__).resolve().parents[1] / "dovetail" / "tools" / "zoo" / "digits.npz"
+    default = Path(__file__).resolve().parents[1] / "dovetail" / "guests" / "zoo" / "digits.npz"
     parser = argparse.ArgumentParser(description="Trains the zoo's digits network.")
     parser.add_argument("file", nargs="?", type=Path, default=default)
     file: Path = parser.parse_args().file

@@ -75,13 +75,6 @@ def needs(page: Path) -> list[str]:
     return [word for kind, text in SAID.findall(page.read_text()) if kind == "needs" for word in text.split()]
 
 
-def brought(page: Path) -> list[Path]:
-    """Files a page begins with, those of a folder of the repository: `<!-- files: examples/story -->`."""
-    repository = Path(__file__).resolve().parents[1]
-    folders = [repository / text for kind, text in SAID.findall(page.read_text()) if kind == "files"]
-    return [path for folder in folders for path in folder.iterdir() if path.name != "README.md"]
-
-
 def commands(text: str) -> list[str]:
     """The commands of an `sh` block; a backslash at the end of a line goes on."""
     lines = text.replace("\\\n", " ").splitlines()

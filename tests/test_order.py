@@ -19,6 +19,7 @@ LEANS = {
     ("dovetail.guests.ptq", "dovetail.guests.report"),
     ("dovetail.guests.sweep", "dovetail.guests.report"),
     ("dovetail.guests.tune", "dovetail.guests.report"),
+    ("dovetail.guests.zoo", "dovetail.guests.ptq"),
 }
 """Guests that use another guest."""
 CORE = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from dovetail.ir.graph import evaluate
 from dovetail.run import open_build, run_build
 from dovetail.targets import load_target
 from opencl_networks import require_device
-from page_blocks import assembled, blocks, brought, commands, differs, needs
+from page_blocks import assembled, blocks, commands, differs, needs
 from page_runner import REPOSITORY, Runner, in_process, options_exist
 
 PAGES = sorted([*(REPOSITORY / "docs").rglob("*.md"), *(REPOSITORY / "examples").rglob("*.md")])
@@ -40,8 +39,6 @@ def test_blocks(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, upd
         if module == "pyopencl":
             require_device()
     monkeypatch.chdir(tmp_path)
-    for file in brought(page):
-        shutil.copy(file, tmp_path)
     runner = Runner(tmp_path, update=page if update else None)
     for block in blocks(page):
         runner.try_block(block)

@@ -244,7 +244,7 @@ def test_the_target_says_what_it_takes(network: Graph) -> None:
 
 def test_narrow_weights_reach_the_ne16_with_their_width(tmp_path: Path) -> None:
     _, graph = digits(tmp_path)
-    samples = Samples({"input": zoo.calibration("digits")[:, None]}, None)
+    samples = Samples({"input": zoo.calibration("digits")["input"][:, None]}, None)
     sizes = {}
     for bits in (8, 4, 2):
         found = quantise_network(graph, samples, load_target("ne16"), Settings(bits=bits, integer_ends=True))

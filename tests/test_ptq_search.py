@@ -165,8 +165,8 @@ def test_a_budget_of_cycles_is_kept_on_the_simulated_chip(network: Graph) -> Non
 def test_digits_keep_their_accuracy(settings: Settings, points: float, target: str, tmp_path: Path) -> None:
     """Of all images held back by the integer graph, which the firmware equals; it runs on the first of them."""
     _, graph = digits(tmp_path)
-    calibration = Samples({"input": zoo.calibration("digits")[:, None]}, None)
-    pictures, labels = zoo.held_back("digits")
+    calibration = Samples({"input": zoo.calibration("digits")["input"][:, None]}, None)
+    pictures, labels = zoo.held_back("digits").values()
     found = quantise_network(graph, calibration, load_target(target), settings)
     path = tmp_path / "model.onnx"
     path.write_bytes(found.model.SerializeToString())

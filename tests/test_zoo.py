@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
+import importlib
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 import pytest
 
+from command_line import dovetail
 from dovetail.errors import ModelError
 from dovetail.guests import zoo
-from dovetail.guests.zoo import networks
+from dovetail.guests.zoo import networks, story
 from dovetail.guests.zoo.networks import ZooNetwork
 from dovetail.guests.zoo.weights import forward, random_parameters, stored, synthetic_inputs
 from dovetail.ir.onnx_runtime import runtime_session
@@ -32,7 +35,7 @@ from zoo_data import digits_accuracy, digits_samples, inputs
 ort = pytest.importorskip("onnxruntime")
 
 MANIFEST = Path(__file__).resolve().parents[2] / "shared" / "models" / "manifest.json"
-SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "train_digits.py"
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 ORIGINALS = {
     "resnet8": "mlperf_tiny/ic_resnet8_int8.tflite",
     "ds_cnn": "mlperf_tiny/kws_dscnn_int8.tflite",
@@ -47,7 +50,7 @@ NETWORKS: dict[str, Callable[[], ZooNetwork]] = {
     "autoencoder": networks.autoencoder,
     "digits": networks.digits,
 }
-every_model = pytest.mark.parametrize("name", zoo.names())
+every_model = pytest.mark.parametrize("name", NETWORKS)
 
 
 @cache
@@ -166,9 +169,9 @@ def test_padding_is_tensorflows() -> None:
 def test_same_bytes_in_other_processes_and_thread_counts() -> None:
     code = (
         "import hashlib\nfrom dovetail.guests import zoo\n"
-        "for n in zoo.names(): print(hashlib.sha256(zoo.build(n)).hexdigest())"
+        f"for n in {[*NETWORKS]}: print(hashlib.sha256(zoo.build(n)).hexdigest())"
     )
-    here = [hashlib.sha256(built(name)).hexdigest() for name in zoo.names()]
+    here = [hashlib.sha256(built(name)).hexdigest() for name in NETWORKS]
     for threads, kernels in (("1", "Nehalem"), ("2", "Haswell")):
         settings = {"OPENBLAS_NUM_THREADS": threads, "OPENBLAS_CORETYPE": kernels, "PYTHONHASHSEED": threads}
         done = subprocess.run(
@@ -236,6 +239,10 @@ def test_default_samples_and_unknown_name() -> None:
         zoo.build("resnet9")
     with pytest.raises(ModelError, match="not -1"):
         zoo.build("resnet8", seed=-1)
+    with pytest.raises(ModelError, match=r"no test data(.|\n)*digits, story"):
+        zoo.held_back("resnet8")
+    with pytest.raises(ModelError, match="reads no text"):
+        zoo.tokenizer("digits")
 
 
 def test_only_numpy_and_onnx_are_needed() -> None:
@@ -248,15 +255,16 @@ def test_only_numpy_and_onnx_are_needed() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def script(name: str) -> ModuleType:
+    """A script of the project as a module."""
+    with patch.object(sys, "path", [*sys.path, str(SCRIPTS)]):
+        return importlib.import_module(name)
+
+
 @pytest.fixture(scope="module")
 def training() -> ModuleType:
     pytest.importorskip("sklearn")
-    spec = importlib.util.spec_from_file_location("train_digits", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["train_digits"] = module
-    spec.loader.exec_module(module)
-    return module
+    return script("train_digits")
 
 
 def test_gradients_equal_finite_differences(training: ModuleType) -> None:
@@ -286,3 +294,58 @@ def test_training_is_reproducible_and_stored_accuracy_is_true(training: ModuleTy
     np.testing.assert_array_equal(content.images, data.test_images)
     score = training.accuracy(network, content.prepared.parameters, data.test_images, data.test_labels)
     assert score == digits_accuracy()
+
+
+@pytest.fixture(scope="module")
+def stories() -> ModuleType:
+    return script("train_story")
+
+
+def test_gradients_of_the_language_model_equal_finite_differences(stories: ModuleType) -> None:
+    rng, tokens = np.random.default_rng(0), stories.texts(0)[:3, :20]
+    parameters = {name: rng.normal(0, 0.2, shape) for name, shape in story.parameter_shapes().items()}
+    _, gradients = stories.loss_and_gradients(parameters, tokens)
+    for name, array in parameters.items():
+        at, losses = int(np.abs(gradients[name]).argmax()), []
+        for step in (1e-5, -1e-5):
+            moved = array.copy()
+            moved.reshape(-1)[at] += step
+            losses.append(stories.loss_and_gradients({**parameters, name: moved}, tokens)[0])
+        slope = (losses[0] - losses[1]) / 2e-5
+        assert gradients[name].reshape(-1)[at] == pytest.approx(slope, rel=1e-3), name
+
+
+def test_the_language_model_is_what_its_training_made(stories: ModuleType) -> None:
+    """ONNX Runtime's steps are the training's network, which knows texts it never saw; the same seed gives the same."""
+    content = story.stored()
+    first, second = (stories.train(stories.texts(0), seed=0, steps=2) for _ in range(2))
+    assert all((first[name] == second[name]).all() for name in first)
+    rows = stories.texts(0)[:, : content.held_back.shape[1]]
+    np.testing.assert_array_equal(content.held_back, rows[: stories.TEST])
+    np.testing.assert_array_equal(content.calibration, rows[stories.HELD_BACK :][: stories.CALIBRATION])
+    assert stories.loss_and_gradients(content.parameters, content.held_back)[0] / np.log(2) < 0.2
+    session, nats = runtime_session(zoo.build_float("story")), list[float]()
+    names = [end.name for end in session.get_outputs()]
+    held = {one.name: np.zeros(one.shape, np.float32) for one in session.get_inputs() if "past" in one.name}
+    for at, (token, following) in enumerate(pairwise(content.held_back[0])):
+        ends = {"token": np.array([token]), "position": np.array([at]), **held}
+        found = dict(zip(names, session.run(None, ends), strict=True))
+        held = {name: found[name.replace("past", "present")] for name in held}
+        logits = found["logits"][0].astype(np.float64)
+        nats.append(float(np.log(np.exp(logits).sum()) - logits[following]))
+    assert np.mean(nats) == pytest.approx(
+        stories.loss_and_gradients(content.parameters, content.held_back[:1])[0], abs=1e-4
+    )
+
+
+def test_a_sentence_is_written(stories: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In int8, by the firmware on the simulated core too; it is one that the grammar makes."""
+    model, tokens, build = (tmp_path / name for name in ("story.onnx", "story.bin", "build"))
+    assert dovetail("zoo", "story", "-o", model, "--tokenizer", tokens) == 0
+    assert dovetail("compile", model, "--target", "riscv", "-o", build) == 0
+    capsys.readouterr()
+    written = ("generate", build, "--tokenizer", tokens, "--prompt", "a quiet d", "--tokens", "96", "--json", "-")
+    assert dovetail(*written) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["text"] in stories.sentences() and figures["text"].startswith("a quiet duck lived in a lake.")
+    assert figures["where"] == "iss" and figures["steps"] == len(figures["text"]) + 2

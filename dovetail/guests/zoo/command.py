@@ -16,7 +16,8 @@ def zoo(
     output: Annotated[Path | None, option("--output", "-o", help="The file to write; NAME.onnx if not given.")] = None,
     real: Annotated[bool, typer.Option("--float", help="The float network, before quantisation.")] = False,
     calibration: Annotated[Path | None, option(help="Write float samples for calibration here, as .npz.")] = None,
-    test: Annotated[Path | None, option(help="Write digits' held-back images and labels here.")] = None,
+    test: Annotated[Path | None, option(help="Write what the training of digits or story never saw here.")] = None,
+    tokenizer: Annotated[Path | None, option(help="Write story's tokenizer here, in llama2.c's form.")] = None,
 ) -> None:
     """Write a model to try Dovetail with, or list them.
 
@@ -31,14 +32,13 @@ def zoo(
         return
     path = output or Path(f"{name}.onnx")
     with progress(f"making {name}"):
-        content = models.build_float(name) if real else models.build(name)
-        samples = models.calibration(name) if calibration else None
-        held_back = models.held_back(name) if test else None
-    write_file(path, content)
-    say(f"{path}: {len(content):,} bytes")
-    if calibration is not None and samples is not None:
-        write_outputs(calibration, [{"input": samples}], batched=False)
-        say(f"{calibration}: {len(samples)} samples")
-    if test is not None and held_back is not None:
-        write_outputs(test, [{"input": held_back[0], "labels": held_back[1]}], batched=False)
-        say(f"{test}: {len(held_back[1])} labelled samples")
+        files = {path: models.build_float(name) if real else models.build(name)}
+        files |= {tokenizer: models.tokenizer(name)} if tokenizer else {}
+        data = {calibration: models.calibration(name)} if calibration else {}
+        data |= {test: models.held_back(name)} if test else {}
+    for file, content in files.items():
+        write_file(file, content)
+        say(f"{file}: {len(content):,} bytes")
+    for file, arrays in data.items():
+        write_outputs(file, [arrays], batched=False)
+        say(f"{file}: {', '.join(f'{key} {list(array.shape)}' for key, array in arrays.items())}")
