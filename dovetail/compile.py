@@ -297,6 +297,11 @@ def _notes_of(made: Compiled, name: str) -> Iterator[Note]:
         what = f"C names begin with {own}: '{own[2:]}' is no name of C's, or one that is in use already"
         yield Note(Kind.ASSUMED, what)
     yield from (Note(Kind.SLOWER, what) for what in made.assignment.losses())
+    engines = [engine.name for engine in made.unit.target.engines]
+    largest = max(made.regions, key=lambda region: region.macs, default=None)
+    if engines and largest and largest.macs and not any(region.shares for region in made.regions):
+        why = f"the largest, {largest.name}: {largest.reason}"
+        yield Note(Kind.SLOWER, f"no layer is computed by {' or '.join(engines)}; {why}")
     if striped := made.striped:
         macs = sum(region.macs for region in made.regions)
         more = 100 * striped.extra_macs / max(macs - striped.extra_macs, 1)

@@ -3,7 +3,7 @@
     python scripts/compile_times.py table [TARGET ...]     # MLPerf Tiny on bundled targets: empty cache / filled cache;
                                                            # with --write: docs/figures/compile_times.csv
     python scripts/compile_times.py large [NAME ...]       # MobileNetV1 1.0/224, deep chains, 100 million weights
-    python scripts/compile_times.py images [TARGET ...]    # six networks at 224x224 on engines: CPU s / MiB at the peak
+    python scripts/compile_times.py images [TARGET ...]    # six networks at 224x224 on engines: CPU s / MiB / MACs there
 
 Python finds the bytecode it would find of an installed package: it is made first, in a folder of its own. Networks of
 the last two have random weights and are made by this script:
@@ -13,6 +13,7 @@ the last two have random weights and are made by this script:
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import resource
 import subprocess
@@ -23,6 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +55,8 @@ class Chain:
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     constants: list[onnx.TensorProto] = field(default_factory=list)
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+    shifts: ClassVar[bool] = False
+    """Whether every scale is a power of two, so that layers are requantised by shifts."""
 
     def __post_init__(self) -> None:
         self.channels, self.size = self.image[1], self.image[2:]
@@ -129,7 +133,9 @@ class Chain:
     def _weights(self, shape: tuple[int, ...], fan: int) -> list[str]:
         """Weights and bias of a layer whose result keeps the range of its operand."""
         name, scale = f"w{len(self.nodes)}", np.float32(0.02 / fan**0.5)
-        integers = self.random.integers(-127, 128, shape, np.int8)
+        power = np.float32(2.0 ** np.ceil(np.log2(scale))) if self.shifts else scale
+        most = round(127 * scale / power)
+        integers, scale = self.random.integers(-most, most + 1, shape, np.int8), power
         weights = self.constant(name, integers), self.constant(f"{name}_scale", scale)
         bias = self.constant(f"{name}_bias", self.random.integers(-500, 500, shape[0], np.int32))
         wide = self.constant(f"{name}_bias_scale", np.float32(scale * np.float32(STEP)))
@@ -323,13 +329,14 @@ class Refused(Exception):
     """The message of a model that a target has no room for."""
 
 
-def measured(model: Path, target: str, cache: Path, options: Sequence[str] = ()) -> Cost:
-    """Compile a model in a new process; raises Refused with its message where that fails."""
+def measured(model: Path, target: str, cache: Path, options: Sequence[str] = (), build: Path | None = None) -> Cost:
+    """Compile a model in a new process, to a folder if one is given; raises Refused with its message where that
+    fails."""
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, "-m", "dovetail", "compile", str(model), "--target", target, *options]
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         process = subprocess.Popen(
-            [*words, "-o", f"{folder}/build"],
+            [*words, "-o", str(build or f"{folder}/build")],
             env={**_environment(), "DOVETAIL_CACHE": str(cache)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -375,22 +382,35 @@ def large(names: Sequence[str]) -> Iterator[list[str]]:
 
 
 def images(targets: Sequence[str]) -> Iterator[list[str]]:
-    """A row for each target: CPU seconds and MiB at the peak for each network, in memories as large as it needs."""
-    yield ["target", *IMAGES]
+    """A row for each target: CPU seconds, MiB at the peak and the engine's share of the MACs for each network, in
+    memories as large as it needs; "differs" where the outputs on this computer are not those of the integer graph."""
+    yield ["target", "memories", *IMAGES]
     for name in targets:
-        target, row = load_target(name), [name]
-        options = [word for memory in {target.code, target.values} for word in ("--set", f"{memory}.size=128M")]
-        for network in IMAGES:
-            with tempfile.TemporaryDirectory() as folder:
-                model = Path(folder) / "network.onnx"
-                subprocess.run([sys.executable, __file__, "make", network, model], check=True, stdout=subprocess.PIPE)
-                try:
-                    cost = measured(model, name, Path(folder) / "cache", options)
-                    row.append(f"{cost.seconds:.1f} / {cost.nbytes / (1 << 20):.0f}")
-                except Refused as error:
-                    row.append("refused")
-                    print(error, file=sys.stderr)
-        yield row
+        target = load_target(name)
+        sizes = {memory: target.memory(memory).size for memory in (target.code, target.values)}
+        enlarged = [f"{memory}.size=128M" for memory, size in sizes.items() if size < 128 << 20]
+        options = ["--check", *(word for one in enlarged for word in ("--set", one))]
+        yield [name, " ".join(enlarged), *(image(network, name, options) for network in IMAGES)]
+
+
+def image(network: str, target: str, options: Sequence[str]) -> str:
+    """The cell of a network at 224x224: it is compiled, checked, and run on this computer."""
+    with tempfile.TemporaryDirectory() as folder:
+        model, report, build = (Path(folder) / one for one in ("network.onnx", "report.json", "build"))
+        shifts = ["--shifts"] if load_target(target).quantisation.shifts else []
+        words = [sys.executable, __file__, "make", network, model, *shifts]
+        subprocess.run(words, check=True, stdout=subprocess.PIPE)
+        try:
+            cost = measured(model, target, Path(folder) / "cache", options, build)
+        except Refused as error:
+            print(error, file=sys.stderr)
+            return "refused"
+        words = [sys.executable, "-m", "dovetail", "run", build, "--sim", "host", "--json", report]
+        if subprocess.run(words, stdout=subprocess.DEVNULL).returncode:
+            return "differs"
+        macs = json.loads(report.read_text())["macs"]
+    share = 100 * (1 - macs["core"] / macs["total"])
+    return f"{cost.seconds:.1f} / {cost.nbytes / (1 << 20):.0f} / {share:.0f} %"
 
 
 def main() -> None:
@@ -399,9 +419,11 @@ def main() -> None:
     parser.add_argument("what", choices=["table", "large", "images", "make"])
     parser.add_argument("names", nargs="*")
     parser.add_argument("--write", action="store_true", help="write the table to docs/figures")
+    parser.add_argument("--shifts", action="store_true", help="with make: all scales are powers of two")
     given = parser.parse_args()
     if given.what == "make":
         name, file = given.names
+        Chain.shifts = given.shifts
         chain = IMAGES[name]() if name in IMAGES else LARGE[name].made()
         onnx.save(chain.model(), file)
         print(sum(len(one.raw_data) for one in chain.constants))

@@ -63,6 +63,16 @@ def test_the_core_takes_what_no_engine_has_tiles_for(digits: Path) -> None:
         assert f"{name}: no tile of conv_4 is one {name} can compute: a launch has at most 0 rows" in convolution.reason
     (said,) = (note for note in made.notes if note.text.startswith("conv_4 is not computed by ne16 and second: "))
     assert said.kind is Kind.SLOWER
+    (none,) = (note.text for note in made.notes if note.text.startswith("no layer is computed by ne16 or second; "))
+    assert "the largest, conv_6_1: ne16: no tile of conv_6" in none
+
+
+def test_another_way_on_the_same_engine_is_no_loss_of_the_engine(digits: Path) -> None:
+    """Where the first offload has no tiles and another of the same engine has."""
+    assignment = compile_model(digits, load_target("gemmini"), Options()).assignment
+    (layer, *_) = (region for region in assignment.regions if region.shares)
+    (said,) = replace(assignment, refused={layer.name: {"gemmini": "no tile"}}).losses()
+    assert said == f"{layer.name} is computed in a slower way by gemmini: no tile"
 
 
 def test_tiles_that_are_missed_in_the_plan_only(monkeypatch: pytest.MonkeyPatch, digits: Path) -> None:

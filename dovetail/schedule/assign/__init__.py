@@ -114,7 +114,9 @@ class Assignment:
         """Sentences: what was given up for want of memory or tiles."""
         yield from filter(None, [self.note])
         for layer, why in self.refused.items():
-            yield f"{layer} is not computed by {' and '.join(why)}: {'; '.join(why.values())}"
+            still = any(one.name == layer and one.place in why for one in self.regions)
+            how = "computed in a slower way" if still else "not computed"
+            yield f"{layer} is {how} by {' and '.join(why)}: {'; '.join(why.values())}"
 
     def layer_of(self, region: str) -> str:
         """The layer that a region, or a part of one that engines share, is of."""
