@@ -3,7 +3,7 @@
     python scripts/compile_times.py table [TARGET ...]     # MLPerf Tiny on bundled targets: empty cache / filled cache;
                                                            # with --write: docs/figures/compile_times.csv
     python scripts/compile_times.py large [NAME ...]       # MobileNetV1 1.0/224, deep chains, 100 million weights
-    python scripts/compile_times.py images [TARGET ...]    # six networks at 224x224 on engines: CPU s / MiB / MACs there
+    python scripts/compile_times.py images [TARGET ...]    # networks at 224x224 on engines: CPU s / MiB / MACs there
 
 Python finds the bytecode it would find of an installed package: it is made first, in a folder of its own. Networks of
 the last two have random weights and are made by this script:
