@@ -23,13 +23,15 @@ from dovetail.ir.operators.arithmetic import Add, Clip, Offset, Requantize, Roun
 from dovetail.ir.operators.elementwise import Compare, CompareKind
 from dovetail.ir.operators.linear import FullyConnected
 from dovetail.ir.operators.movement import Gather, Reshape
-from dovetail.ir.operators.sequence import AttentionEnd, FixedAttention, WriteRow
+from dovetail.ir.operators.sequence import AttentionEnd, AttentionWeights, FixedAttention, WriteRow
 from dovetail.ir.prefill import check_steps, place_of, prefilled
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.legalize import adapt, attention_of_bits
 from dovetail.program.interpret import sample_inputs
+from dovetail.program.ir import Call
 from dovetail.prove import several_at_once
 from dovetail.run import run_build, several_steps
+from dovetail.target.description import with_cores
 from dovetail.targets import load_target
 
 PLACES, LETTERS = 32, 15
@@ -141,6 +143,25 @@ def test_rows_are_weighed_some_at_a_time(step: Graph, monkeypatch: pytest.Monkey
         (found,) = run_build(build, None, [sample]).outputs
     wanted = evaluate(graph, {**sample, **{read: first for read, _, first in graph.kept}})
     np.testing.assert_array_equal(found["logits"], wanted["logits"])
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_cores_share_attention(step: Graph, count: int) -> None:
+    """Each of two cores weighs and ends two heads of four."""
+    target, packed = with_cores(load_target("ne16"), 2), attention_of_bits(16, lambda macs: True)
+    graph = packed(prefilled(step, count) if count > 1 else step)
+    sample = [inputs_at(graph, np.arange(at, at + count), at) for at in (0, count, 2 * count)]
+    compiled = compile_graph(adapt(graph, target.policy(None)), target, Options())
+    shared = [
+        {type(node.operator) for node in one.graph.nodes if isinstance(node.operator, AttentionWeights | AttentionEnd)}
+        for one in compiled.plan.program.statements
+        if isinstance(one, Call) and one.core == 1
+    ]
+    assert {AttentionWeights} in shared and {AttentionEnd} in shared
+    with built(compiled, target) as build:
+        found = run_build(build, None, sample).outputs
+    for outputs, wanted in zip(found, evaluate_all(graph, sample), strict=True):
+        np.testing.assert_array_equal(outputs["logits"], wanted["logits"])
 
 
 @pytest.mark.parametrize("simulator", ["host", "iss"])

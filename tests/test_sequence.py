@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,18 @@ from dovetail.compile import Options, compile_graph, compile_model
 from dovetail.errors import ModelError, ProgramError
 from dovetail.ir.graph import Graph, GraphBuilder, evaluate, evaluate_all
 from dovetail.ir.onnx_runtime import runtime_session
-from dovetail.ir.operators.bits import BitProduct
+from dovetail.ir.operators.arithmetic import Lookup
+from dovetail.ir.operators.bits import BitProduct, WriteBits
 from dovetail.ir.operators.movement import Reshape, Transpose
 from dovetail.ir.operators.sequence import Attention, FixedAttention, WriteRow
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.legalize import attention_of_bits
 from dovetail.notes import Note
-from dovetail.program.ir import Call, Copy
+from dovetail.program.ir import Begin, Call, Copy
 from dovetail.program.verify import verify
 from dovetail.read import load_model
 from dovetail.run import run_build
+from dovetail.target.description import with_cores
 from dovetail.targets import load_target
 
 MODELS = Path(__file__).resolve().parents[2] / "shared" / "models" / "lm"
@@ -251,10 +254,37 @@ def test_a_write_over_the_old_state_that_is_read_later_is_found() -> None:
     assert isinstance(call, Call)
     later = Call(call.layer, call.graph, call.operands, program.outputs["twice"])
     statements = (*program.statements, later)
-    from dataclasses import replace
-
     with pytest.raises(ProgramError, match="after it was replaced"):
         verify(replace(program, statements=statements, loops=()), target)
+
+
+def test_cores_write_parts_of_a_state() -> None:
+    """Bits of a state that four cores write, each its rows, equal the graph's; each part is held to as a whole is."""
+    builder, target = GraphBuilder("net"), with_cores(load_target("riscv"), 4)
+    row = builder.input("row", TensorType((1, 64), DType.UINT8))
+    place = builder.input("place", TensorType((1,), DType.INT32))
+    state = builder.state("kept", RNG.integers(0, 256, (64, 3, 8, 2)).astype(np.uint8))
+    written = builder.add(WriteBits(), [state, row, place], "after")
+    builder.replace_state(state, written)
+    graph = builder.finish([builder.add(Lookup(), [written, builder.constant("same", np.arange(256, dtype=np.uint8))])])
+    compiled = compile_graph(graph, target, Options())
+    steps = [
+        {"row": RNG.integers(0, 256, (1, 64)).astype(np.uint8), "place": np.array([at], np.int32)}
+        for at in (47, 0, -5, 60)
+    ]
+    with built(compiled, target) as build:
+        found = run_build(build, "iss", steps).outputs
+    for outputs, wanted in zip(found, evaluate_all(graph, steps), strict=True):
+        np.testing.assert_array_equal(outputs[graph.results[0]], wanted[graph.results[0]])
+    program, alone = (compile_graph(graph, one, Options()).plan.program for one in (target, load_target("riscv")))
+    writers = [at for at, one in enumerate(program.statements) if isinstance(one, Call) and "kept" in one.operands]
+    (call,) = (one for one in alone.statements if isinstance(one, Call) and "kept" in one.operands)
+    assert len(writers) == 4
+    later = (*program.statements, replace(call, result=program.outputs[graph.results[0]]))
+    missing = (*program.statements[: writers[-1]], Begin(0), *program.statements[writers[-1] + 1 :])
+    for statements, why in ((later, "after it was replaced"), (missing, "replaced in part")):
+        with pytest.raises(ProgramError, match=why):
+            verify(replace(program, statements=statements, loops=()), target)
 
 
 # States of ONNX models

@@ -162,7 +162,7 @@ def test_wrong_programs_are_refused(ring: Graph) -> None:
     wrong = {
         "never written": moved(program, kept, 1),
         "never replaced": replace(program, statements=(*program.statements[:place], *program.statements[place + 1 :])),
-        "or twice": replace(program, statements=(*program.statements, copy)),
+        "twice": replace(program, statements=(*program.statements, copy)),
         "lifetimes overlap": replace(
             program,
             buffers={

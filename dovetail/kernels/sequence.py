@@ -384,7 +384,8 @@ _HEADS = 8
 def _attention_weights(scope: KernelScope, operator: AttentionWeights) -> KernelWriter:
     refuse(bool(scope.tree), "nothing behind weights of attention is fused.")
     (_, places, _, every), rows = scope.type(0).shape, scope.type(1).shape[0]
-    heads, row = every // rows, variable("row", rows)
+    skipped, stop = operator.span([scope.type(0), scope.type(1)])
+    heads, row = stop - skipped, variable("row", rows)
     table = scope.constant(scope.node.output, "exponentials", operator.table(places).astype(np.uint16))
     far, step = operator.farthest(places), next(n for n in range(_HEADS, 0, -1) if heads % n == 0)
     refuse(far * operator.multiplier >= 1 << 32, "a distance times the multiplier of attention must fit 32 bits.")
@@ -399,12 +400,12 @@ def _attention_weights(scope: KernelScope, operator: AttentionWeights) -> Kernel
     def body() -> Lines:
         scores, live = scope.operand(0, "scores"), scope.operand(1, "live")
         stored = [
-            f"lower[{{n}} * {rows * places}] = (uint8_t)weight_{{n}};",
-            f"upper[{{n}} * {rows * places}] = (uint8_t)(weight_{{n}} >> 8);",
+            f"lower[{{n}} * {2 * rows * places}] = (uint8_t)weight_{{n}};",
+            f"upper[{{n}} * {2 * rows * places}] = (uint8_t)(weight_{{n}} >> 8);",
         ]
         read = f"const int32_t score_{{n}} = score[{'{n}' if rows == 1 else f'{{n}} * {rows}'}];"
         weigh = ["const int32_t distance_{n} = largest_{n} - score_{n};", *_weight(operator, table, far, stored)]
-        own = total(product("first", every), product("head", rows), row)
+        own = total(product("first", every), product("head", rows), row, skipped * rows)
         weighed = code(
             f"""
             @limits
@@ -417,8 +418,8 @@ def _attention_weights(scope: KernelScope, operator: AttentionWeights) -> Kernel
                     }}
                 }}
                 score = {scores} + {own};
-                uint8_t *lower = output + {total(product("head", rows * places), product(row, places))} + first;
-                uint8_t *upper = lower + {every * places};
+                uint8_t *lower = output + {total(product("head", 2 * rows * places), product(row, 2 * places))} + first;
+                uint8_t *upper = lower + {places};
                 for (int32_t place = first; place < last; ++place, score += {every}, ++lower, ++upper) {{
                     if (lives[place] != 0u) {{
                         @weights
@@ -433,7 +434,7 @@ def _attention_weights(scope: KernelScope, operator: AttentionWeights) -> Kernel
             ),
             weights=each(read, *weigh),
         )
-        return [*_cleared(2 * every * places), *loop("row", rows, weighed)]
+        return [*_cleared(2 * heads * rows * places), *loop("row", rows, weighed)]
 
     return scope.writer(body)
 
@@ -441,19 +442,20 @@ def _attention_weights(scope: KernelScope, operator: AttentionWeights) -> Kernel
 @kernel(AttentionEnd)
 def _attention_end(scope: KernelScope, operator: AttentionEnd) -> KernelWriter:
     heads, rows, width = scope.result.shape
-    whole, every, row = scope.type(0).shape[3], heads * rows, variable("row", rows)
+    whole, row = scope.type(0).shape[3], variable("row", rows)
     reach = 255 << FRACTION
 
     def body() -> Lines:
         sums, totals = scope.operand(0, "sums"), scope.operand(1, "totals")
-        raised = f"(from[channel] + from[{every * whole} + channel] * 256)"
+        raised = f"(from[channel] + from[{whole} + channel] * 256)"
         value = Expression("attended", "int32_t", -reach, reach)
         stored = finish(scope, lambda shape: place_in(shape, ("head", row, "channel")), value)
         element = f"const int32_t attended = {_ELEMENT.replace('{sum}', raised)};"
-        at, group = total(product("head", rows), row), f"head / {heads // operator.groups} * {width}"
-        from_ = total(sums, product("head", rows * whole), product(row, whole), group)
+        at, head = total(product("head", 2 * rows), product(row, 2)), total("head", operator.first)
+        group = f"{f'({head})' if operator.first else head} / {operator.each} * {width}"
+        from_ = total(sums, product("head", 2 * rows * whole), product(row, 2 * whole), group)
         inner = [
-            f"const int32_t all = {totals}[{at}] + {totals}[{at} + {every}] * 256;",
+            f"const int32_t all = {totals}[{at}] + {totals}[{at} + 1] * 256;",
             f"const int32_t *const from = {from_};",
             *_ending("all"),
             *loop("channel", width, [element, *stored]),

@@ -198,7 +198,7 @@ def _attend(builder: GraphBuilder, node: Node, one: _CachedAttention, packs: int
             sums.append((total, draft.add(Conv2d(), weights, ones)))
         if turn > 1:
             first, stop = spans[turn - 2]
-            end, inputs = AttentionEnd(groups, stop - first), sums[turn - 2]
+            end, inputs = AttentionEnd(groups, heads // groups, stop - first), sums[turn - 2]
             whole = len(spans) == 1
             parts.append(builder.add(end, inputs, node.output, node.origin) if whole else draft.add(end, *inputs))
     found = parts[0] if len(parts) == 1 else builder.add(Concat(1), parts, node.output, node.origin)

@@ -135,9 +135,9 @@ class _ProgramWalk:
     else the queue may still be running."""
     held: dict[str, list[int]] = field(default_factory=dict)
     """By engine, the launches that wait for the one that starts them."""
-    replaced: dict[str, frozenset[str]] = field(default_factory=dict)
-    """States that hold their next contents already, with the values that they were before, where they were changed in
-    place: what is read of them since then is the next contents."""
+    replaced: dict[str, list[tuple[View, frozenset[str]]]] = field(default_factory=dict)
+    """Parts of states that hold their next contents already, with the values that they were before, where they were
+    changed in place: what is read of them since then is the next contents."""
 
     buffered: dict[str, dict[tuple[int, int], View | bytes]] = field(default_factory=dict)
     """By engine, what lies in its own buffer between two addresses: what was loaded from there, or a digest of it."""
@@ -212,8 +212,11 @@ class _ProgramWalk:
         for name, view in self.program.outputs.items():
             self._check_resident(view, f"output '{name}'")
         for state in self.program.states:
-            if state.view.buffer not in self.replaced:
-                raise ProgramError(f"the state {state.view.buffer} is never replaced")
+            new = sum(view.type.elements for view, _ in self.replaced.get(state.view.buffer, ()))
+            if new != state.view.type.elements:
+                raise ProgramError(
+                    f"the state {state.view.buffer} is {'replaced in part' if new else 'never replaced'}"
+                )
             self._check_resident(state.view, f"state '{state.view.buffer}'")
 
     def _chain(self, statement: Statement) -> str:
@@ -381,19 +384,19 @@ class _ProgramWalk:
             )
 
     def _check_states(self, statement: Statement) -> None:
-        """A state is read before it is replaced, and replaced once, as a whole."""
+        """A state is read before it is replaced, and each element is replaced once."""
         operands = statement.operands if isinstance(statement, LaunchStatement | Call) else {}
         for view in reads(statement):
-            old = self.replaced.get(view.buffer)
-            if old is not None and (not old or any(operands.get(name) == view for name in old)):
-                raise ProgramError(f"reads the state {view.buffer} after it was replaced")
-        whole = {state.view.buffer: state.view for state in self.program.states}
+            for new, old in self.replaced.get(view.buffer, ()):
+                if not view.is_apart(new) and (not old or any(operands.get(name) == view for name in old)):
+                    raise ProgramError(f"reads the state {view.buffer} after it was replaced")
         for view in writes(statement):
             if self.buffer(view).role is not Role.STATE:
                 continue
-            if view.buffer in self.replaced or whole.get(view.buffer) != view:
-                raise ProgramError(f"replaces the state {view.buffer} in part, or twice")
-            self.replaced[view.buffer] = frozenset(name for name, read in operands.items() if read == view)
+            done = self.replaced.setdefault(view.buffer, [])
+            if not all(view.is_apart(new) for new, _ in done):
+                raise ProgramError(f"replaces the state {view.buffer} twice")
+            done.append((view, frozenset(name for name, read in operands.items() if read == view)))
 
     def _check_free(
         self, view: View, queue: Queue, waiter: str, beside: Sequence[int], is_write: bool, chain: str = ""

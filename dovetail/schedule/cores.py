@@ -17,7 +17,7 @@ from types import MappingProxyType
 from dovetail import kernels
 from dovetail.ir import crop
 from dovetail.ir.crop import ALIGNMENT
-from dovetail.ir.graph import Graph, Node
+from dovetail.ir.graph import Graph, Node, renamed
 from dovetail.ir.types import Box, TensorType, box_shape, full_box, with_span
 from dovetail.program.ir import Begin, Call, Copy, Statement, View, Views, dense_view
 from dovetail.program.transfers import same_packing
@@ -80,11 +80,35 @@ def split(
     whole = Call(layer, graph, operands, result, min(cores))
     if len(cores) == 1 or not result.type.elements:
         return (whole,)
-    for boxes, chosen in _deals(whole, target, cores):
-        parts = _parts(whole, boxes, chosen)
+    bare = _without_views(whole)
+    for boxes, chosen in _deals(bare, target, cores):
+        if len(boxes) == 1:
+            return (replace(whole, core=chosen[0]),)
+        parts = _parts(bare, boxes, chosen)
         if parts is not None:
             return tuple(sorted(parts, key=lambda call: (call.core == 0, call.core)))
     return (whole,)
+
+
+def _without_views(whole: Call) -> Call:
+    """A call without the views that its operands and its result are of what lies there."""
+    graph, operands, result, nodes = whole.graph, dict(whole.operands), whole.result, list[Node]()
+    for node in graph.nodes:
+        if node.operator.is_view and node.inputs[0] in operands:
+            old = operands[node.inputs[0]]
+            operands[node.output] = dense_view(old.buffer, graph.types[node.output], old.offset)
+        else:
+            nodes.append(node)
+    output = graph.outputs[0]
+    while nodes and nodes[-1].operator.is_view and nodes[-1].output == output:
+        output = nodes.pop().inputs[0]
+        result = dense_view(result.buffer, graph.types[output], result.offset)
+    if not nodes:
+        return whole
+    read = {name for node in nodes for name in node.inputs}
+    operands = {name: view for name, view in operands.items() if name in read}
+    graph = replace(graph, inputs=tuple(operands), nodes=tuple(nodes), outputs=(output,))
+    return Call(whole.layer, graph, operands, result, whole.core)
 
 
 def _deals(whole: Call, target: Target, group: CoreGroup) -> list[tuple[tuple[Box, ...], list[int]]]:
@@ -168,8 +192,6 @@ def stretch_axis(kind: TensorType) -> tuple[int, int]:
 
 def _parts(whole: Call, boxes: Sequence[Box], cores: Sequence[int]) -> tuple[Call, ...] | None:
     """A call for each box; None where the region cannot be computed so."""
-    if len(boxes) == 1:
-        return (Call(whole.layer, whole.graph, whole.operands, whole.result, cores[0]),)
     try:
         calls = tuple(part(whole, box, core) for box, core in zip(boxes, cores, strict=True))
     except ValueError:
@@ -191,13 +213,19 @@ def part(whole: Call, box: Box, core: int) -> Call:
     cut = crop.part(whole.graph, {whole.graph.outputs[0]: box})
     operands: dict[str, View] = {}
     nodes: list[Node] = []
+    names: dict[str, str] = {}
     for node in cut.nodes:
         read = node.operator.box_read
         if read is not None and not node.operator.skips and node.inputs[0] in whole.operands:
             operands[node.output] = whole.operands[node.inputs[0]].part(read)
+            names[node.output] = node.inputs[0]
         else:
             nodes.append(node)
     values = {name for node in nodes for name in node.inputs}
     operands |= {name: view for name, view in whole.operands.items() if name in values}
     graph = replace(cut, inputs=tuple(operands), nodes=tuple(nodes))
-    return Call(whole.layer, graph, operands, whole.result.part(box), core)
+    single = Counter((*names.values(), *values))  # a part has the name of its whole, of which nothing else is read
+    names = {name: value for name, value in names.items() if single[value] == 1}
+    types = {name: kind for name, kind in cut.types.items() if name not in names.values()}
+    operands = {names.get(name, name): view for name, view in operands.items()}
+    return Call(whole.layer, renamed(replace(graph, types=types), names), operands, whole.result.part(box), core)

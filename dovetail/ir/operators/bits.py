@@ -9,7 +9,7 @@ import numpy as np
 
 from dovetail.documented import document
 from dovetail.ir.operators.base import Cut, Int64Operator, Types, require
-from dovetail.ir.types import Box, DType, Shape, TensorType
+from dovetail.ir.types import Box, DType, Shape, TensorType, full_box
 
 _BITS = 8
 
@@ -118,6 +118,11 @@ class WriteBits(Int64Operator):
         bit = np.where((past >= 0) & (past < _BITS), 1, 0) << np.clip(past, 0, _BITS - 1)
         new = row.reshape((rows, 1, 1, 1)) >> np.arange(_BITS).reshape(_BITS, 1) & 1
         return planes - (planes & bit) + new * bit
+
+    def crop(self, box: Box, inputs: Types) -> Cut:
+        planes, row, place = (full_box(kind.shape) for kind in inputs)
+        require(box[1:] == planes[1:], "bits are written among whole rows, which are not tiled")
+        return self, (box, (row[0], box[0]), place)
 
 
 document(__name__)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from dovetail.ir.operators.base import Arrays, Int64Operator, Names, Operator, T, Types, require
+from dovetail.ir.operators.base import Arrays, Cut, Int64Operator, Names, Operator, T, Types, require
 from dovetail.ir.operators.gemmlowp import leading_zeros, look_up
-from dovetail.ir.types import Array, DType, TensorType
+from dovetail.ir.types import Array, Box, DType, Shape, TensorType, full_box, with_span
 
 if TYPE_CHECKING:
     from dovetail.ir.onnx_body import OnnxBody
@@ -239,11 +239,17 @@ MOST_DEPTH = 256
 class AttentionWeights(_Exponentials):
     """The weights of `FixedAttention` from scores that an engine computed.
 
-    Operands: scores int32 [1, S, 1, H * T], live bool [T, S]. Result: uint8 [1, 2 * H * T, 1, S], the lower bytes of
-    the weights of each head and row, then the upper ones.
+    Operands: scores int32 [1, S, 1, H * T], live bool [T, S]. Result: uint8 [1, 2 * H * T, 1, S], for each head and row
+    the lower bytes of the weights, then the upper ones.
     """
 
     result: ClassVar[DType] = DType.UINT8
+    heads: tuple[int, int] | None = None
+    """The first head whose weights are given, and one behind the last; None for all."""
+
+    def span(self, inputs: Types) -> tuple[int, int]:
+        """The first head whose weights are given, and one behind the last."""
+        return self.heads or (0, inputs[0].shape[3] // inputs[1].shape[0])
 
     def infer(self, inputs: Types) -> TensorType:
         scores, live = inputs
@@ -251,14 +257,27 @@ class AttentionWeights(_Exponentials):
         fits = fits and live.dtype is DType.BOOL and len(live.shape) == 2 and live.shape[1] == scores.shape[1]
         fits = fits and scores.shape[1] <= MOST_PLACES and live.shape[0] > 0 and scores.shape[3] % live.shape[0] == 0
         require(fits, f"weighs scores [1, places, 1, heads], got {scores} where {live} says")
-        return TensorType((1, 2 * scores.shape[3], 1, scores.shape[1]), DType.UINT8)
+        first, stop = self.span(inputs)
+        return TensorType((1, 2 * (stop - first) * live.shape[0], 1, scores.shape[1]), DType.UINT8)
 
     def meaning(self, scores: Any, live: Any) -> Any:
-        places, heads = scores.shape[1], scores.shape[3]
-        rows = live.shape[0]
-        apart = scores.reshape((places, heads)).T.reshape((heads // rows, rows, places))
-        weights = self.weights(places, apart, live)
-        return np.stack((weights & 255, weights >> 8)).reshape((1, 2 * heads, 1, places))
+        (_, places, _, every), rows = scores.shape, live.shape[0]
+        first, stop = self.heads or (0, every // rows)
+        apart = scores.reshape((places, every)).T.reshape((every // rows, rows, places))[first:stop]
+        weights = self.weights(places, apart, live).reshape(((stop - first) * rows, 1, places))
+        return (weights >> np.array([[0], [8]]) & 255).reshape((1, 2 * (stop - first) * rows, 1, places))
+
+    def crop(self, box: Box, inputs: Types) -> Cut:
+        (start, end), first = _heads_of(box, 1, 2 * inputs[1].shape[0], self.infer(inputs).shape), self.span(inputs)[0]
+        return replace(self, heads=(first + start, first + end)), tuple(full_box(kind.shape) for kind in inputs)
+
+
+def _heads_of(box: Box, axis: int, rows: int, shape: Shape) -> tuple[int, int]:
+    """The first head and one behind the last of a box of whole heads, each of so many rows along an axis."""
+    first, stop = box[axis]
+    whole = with_span(box, axis, (0, 0)) == with_span(full_box(shape), axis, (0, 0))
+    require(whole and first % rows == stop % rows == 0, "attention is in whole heads, which are not tiled")
+    return first // rows, stop // rows
 
 
 @dataclass(frozen=True)
@@ -272,21 +291,33 @@ class AttentionEnd(Int64Operator):
     result: ClassVar[DType] = DType.INT32
     groups: int
     """K, the heads of keys and values."""
+    each: int
+    """Heads for each of these."""
     rows: int = 1
     """T"""
+    first: int = 0
+    """The first of the H heads, of all K * each."""
 
     def infer(self, inputs: Types) -> TensorType:
         sums, totals = (kind.shape for kind in inputs)
         fits = all(kind.dtype is DType.INT32 and len(kind.shape) == 4 for kind in inputs) and sums[:3] == totals[:3]
-        fits = fits and totals[3] == 1 and sums[1] % (2 * self.groups * self.rows) == sums[3] % self.groups == 0
+        fits = fits and totals[3] == 1 and sums[1] % (2 * self.rows) == sums[3] % self.groups == 0
+        fits = fits and 0 < sums[1] // (2 * self.rows) <= self.groups * self.each - self.first
         require(fits, f"divides weighted values of {self.groups} heads by weights, got {inputs[0]}, {inputs[1]}")
         return TensorType((sums[1] // 2 // self.rows, self.rows, sums[3] // self.groups), DType.INT32)
 
     def meaning(self, sums: Any, totals: Any) -> Any:
-        rows, width = sums.shape[1], sums.shape[3]
-        group = np.arange(rows // 2) // (rows // 2 // self.groups)
+        rows, width = sums.shape[1] // 2, sums.shape[3]
+        group = (np.arange(rows) // self.rows + self.first) // self.each
         own = (group[:, None] == np.arange(self.groups)).astype(np.int64)[:, :, None]
-        parts, wholes = sums.reshape((2, rows // 2, self.groups, width // self.groups)), totals.reshape((2, -1, 1))
-        mine = np.sum((parts[0] + (parts[1] << 8)) * own, axis=1)
-        shape = (rows // 2 // self.rows, self.rows, width // self.groups)
-        return _divided(mine, wholes[0] + (wholes[1] << 8)).reshape(shape)
+        bytes_ = np.array([[1], [256]])
+        both, wholes = (
+            np.sum(one.reshape((rows, 2, size)) * bytes_, axis=1) for one, size in ((sums, width), (totals, 1))
+        )
+        mine = np.sum(both.reshape((rows, self.groups, width // self.groups)) * own, axis=1)
+        return _divided(mine, wholes).reshape((rows // self.rows, self.rows, width // self.groups))
+
+    def crop(self, box: Box, inputs: Types) -> Cut:
+        first, stop = _heads_of(box, 0, 1, self.infer(inputs).shape)
+        spans = (with_span(full_box(kind.shape), 1, (2 * self.rows * first, 2 * self.rows * stop)) for kind in inputs)
+        return replace(self, first=self.first + first), tuple(spans)
