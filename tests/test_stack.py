@@ -129,7 +129,8 @@ uint32_t turn(volatile uint8_t *bytes);
 uint32_t turn(volatile uint8_t *bytes) { return top(bytes) + again(bytes); }
 uint32_t pointed(volatile uint8_t *bytes, uint32_t (**which)(volatile uint8_t *));
 uint32_t pointed(volatile uint8_t *bytes, uint32_t (**which)(volatile uint8_t *)) { *which = small; return bytes[0]; }
-uint32_t missing(volatile uint8_t *bytes);
+uint32_t (*pointed_far(void))(volatile uint8_t *bytes);
+uint32_t (*pointed_far(void))(volatile uint8_t *bytes) { return other; }
 uint32_t missing(volatile uint8_t *bytes) { return nowhere(bytes) + 1u; }
 """
 OTHER = """
@@ -155,7 +156,15 @@ def test_calls_add_up(isa: str, compiler: str, tmp_path: Path, monkeypatch: pyte
         (tmp_path / name).write_text(text)
 
     def need(entry: str) -> int | str:
-        return firmware_stack(tmp_path, [Path("one.c"), Path("two.c")], entry, isa=isa)[0]
+        both = firmware_stack(tmp_path, [Path("one.c"), Path("two.c")], entry, isa=isa)[0]
+        cache = tmp_path / entry
+        assert (
+            both == firmware_stack(tmp_path, [Path("one.c")], entry, isa=isa, library=[Path("two.c")], cache=cache)[0]
+        )
+        assert (
+            both == firmware_stack(tmp_path, [Path("two.c")], entry, isa=isa, library=[Path("one.c")], cache=cache)[0]
+        )
+        return both
 
     top, other = need("top"), need("other")
     assert isinstance(top, int) and 1200 <= top <= 1280 and isinstance(other, int) and 1000 <= other <= 1016
@@ -163,6 +172,7 @@ def test_calls_add_up(isa: str, compiler: str, tmp_path: Path, monkeypatch: pyte
         "turn": "turn calls itself, directly or through others",
         "again": "again calls itself, directly or through others",
         "pointed": "pointed takes the address of small, which may be called by it",
+        "pointed_far": "pointed_far takes the address of other, which may be called by it",
         "missing": "missing calls nowhere of a library, whose frames are not known",
         "unheard_of": "no source has the function unheard_of",
     }

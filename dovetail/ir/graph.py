@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dovetail.documented import document
 from dovetail.ir.operators.base import Operator
@@ -100,6 +100,14 @@ class Graph:
     def users(self) -> Mapping[str, Sequence[Node]]:
         """The nodes that read each value, in order; a graph output has no node for being one."""
         return self._users
+
+    @cached_property
+    def known(self) -> dict[Any, Any]:
+        """Answers about this graph that several stages ask for, by question; they stay in this process."""
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "known"}
 
     @cached_property
     def _producers(self) -> Mapping[str, Node]:

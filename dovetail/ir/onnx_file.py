@@ -22,6 +22,7 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
+from dovetail.documented import summary_of
 from dovetail.errors import DovetailError, ModelError
 from dovetail.ir.graph import Graph, Node, evaluate, verify
 from dovetail.ir.onnx_body import MOST_BYTES, OPSET, OnnxBody, onnx_model, tensor, value_info
@@ -248,7 +249,7 @@ def _function(operator: Operator, types: Sequence[TensorType]) -> onnx.FunctionP
     if result in operands:
         result = body.add("Identity", [result])
     kind = type(operator)
-    function = onnx.FunctionProto(domain=DOMAIN, doc_string=(kind.__doc__ or "").partition("\n")[0])
+    function = onnx.FunctionProto(domain=DOMAIN, doc_string=summary_of(kind).partition("\n")[0])
     function.input.extend(operands)
     function.output.append(result)
     function.attribute.extend(attribute.name for attribute in write_attributes(operator))

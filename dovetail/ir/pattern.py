@@ -261,6 +261,8 @@ def find(pattern: Pattern, scope: GraphView, root: str | Node, inside: bool = Fa
 
 def occurrence(pattern: Pattern, scope: GraphView, root: str | Node) -> Occurrence | None:
     """The pattern where it computes a value (or a node does); None where it is not there."""
+    if isinstance(root, Node) and isinstance(pattern, Apply) and not pattern.fits(root):
+        return None  # most nodes: without the search that would find a reason
     found = find(pattern, scope, root)
     return found if isinstance(found, Occurrence) else None
 

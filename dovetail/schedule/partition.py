@@ -59,7 +59,12 @@ def partition(
 
 def initial_partition(graph: Graph, target: Target) -> tuple[Region, ...]:
     """The partition from which assignment starts: without offloads that cost accuracy."""
-    return partition(graph, without_offloads(target, dict.fromkeys((engine.name for engine in target.engines), False)))
+    machine, found = graph.known.get("partition", (None, ()))
+    if machine is not target:
+        exact = without_offloads(target, dict.fromkeys((engine.name for engine in target.engines), False))
+        _, found = graph.known["partition"] = target, partition(graph, exact)
+    answer: tuple[Region, ...] = found
+    return answer
 
 
 def without_offloads(target: Target, allowed: Mapping[str, bool]) -> Target:

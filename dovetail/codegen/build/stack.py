@@ -12,19 +12,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from dovetail.codegen.build.elf import opened
-
-if TYPE_CHECKING:
-    from elftools.elf.elffile import ELFFile
-    from elftools.elf.sections import Symbol
+from dovetail.codegen.build.elf import ALLOCATE, EXECUTE, FUNCTION, NO_SECTION, ElfFile, Entry
 
 _Place = tuple[int, int]
 """Number of an object, and of a section in it."""
 _CALLS = {"EM_RISCV": {16, 17, 18, 19, 44, 45}, "EM_ARM": {10, 30, 51, 102, 103}}
 """Relocations of branches, jumps and calls, by machine (psABI of RISC-V; ELF for the Arm architecture)."""
-_ALLOCATE, _EXECUTE = 2, 4  # section flags, System V ABI, chapter 4
 
 
 @dataclass
@@ -52,13 +46,19 @@ def stack_need(objects: Sequence[Path], entry: str) -> int | str:
         entry: the function's name.
 
     Raises:
-        BuildError: what is no ELF file. MissingExtraError: the package that reads them is not installed.
+        BuildError: what is no ELF file.
     """
     code = _Code()
     for number, path in enumerate(objects):
-        with opened(path) as file:
-            _read(code, number, file, path.with_suffix(".su"))
+        _read(code, number, ElfFile(path), path.with_suffix(".su"))
     return _need(code, code.names[entry], {}) if entry in code.names else f"no source has the function {entry}"
+
+
+def open_names(objects: Sequence[Path]) -> set[bytes]:
+    """The names that objects use and none of them defines."""
+    found = (one for path in objects for one in ElfFile(path).symbols if not one.is_local)
+    entries = [(one.name.encode(), one.section) for one in found]
+    return {name for name, section in entries if not section} - {name for name, section in entries if section}
 
 
 def _need(code: _Code, place: _Place, known: dict[_Place, int | str]) -> int | str:
@@ -84,41 +84,33 @@ def _need(code: _Code, place: _Place, known: dict[_Place, int | str]) -> int | s
     return known[place]
 
 
-def _read(code: _Code, number: int, file: ELFFile, told: Path) -> None:
+def _read(code: _Code, number: int, file: ElfFile, told: Path) -> None:
     """Add what one object says."""
-    from elftools.elf.relocation import RelocationSection
-    from elftools.elf.sections import SymbolTableSection
-
-    sections = list(file.iter_sections())
-    symbols = [one for table in sections if isinstance(table, SymbolTableSection) for one in table.iter_symbols()]
-    code.code |= {(number, place) for place, one in enumerate(sections) if int(one["sh_flags"]) & _EXECUTE}
-    own = {one.name: (number, one["st_shndx"]) for one in symbols if isinstance(one["st_shndx"], int) and one.name}
-    shared = {one.name for one in symbols if one["st_info"]["bind"] != "STB_LOCAL"}
+    code.code |= {(number, place) for place, one in enumerate(file.sections) if one.flags & EXECUTE}
+    own = {one.name: (number, one.section) for one in file.symbols if one.name and 0 < one.section < NO_SECTION}
+    shared = {one.name for one in file.symbols if not one.is_local}
     code.names |= {name: place for name, place in own.items() if name in shared}
     written = _written(told)  # which knows the clones of a function (name.part.0) by one name
-    functions = [one.name for one in symbols if one["st_info"]["type"] == "STT_FUNC" and one.name in own]
+    functions = [one.name for one in file.symbols if one.kind == FUNCTION and one.name in own]
     code.functions |= {own[name]: name for name in functions}
     clones = {own[name]: re.sub(r"\.\d+$", "", name) for name in functions}
     code.frames |= {place: written[name] for place, name in clones.items() if name in written}
-    for section in sections:
-        if not isinstance(section, RelocationSection):
-            continue
-        place, to = (number, int(section["sh_info"])), sections[section["sh_info"]]
-        entries = [(one, symbols[one["r_info_sym"]]) for one in section.iter_relocations() if one["r_info_sym"]]
+    calls = _CALLS.get(file.machine, set())
+    for section, relocations in file.relocations():
+        to, entries = file.sections[section], [(*one[:2], file.symbols[one[2]]) for one in relocations if one[2]]
         if to.name == ".stack_sizes":
-            behind = [int(one["r_offset"]) + file.elfclass // 8 for one, _ in entries]
-            sizes = _sizes(to.data(), behind)
-            code.frames |= {(number, one["st_shndx"]): nbytes for (_, one), nbytes in zip(entries, sizes, strict=True)}
-        elif int(to["sh_flags"]) & _ALLOCATE:
-            calls = _CALLS.get(file["e_machine"], set())
-            found = {(_named(number, symbol), int(one["r_info_type"]) in calls) for one, symbol in entries}
+            sizes = _sizes(file.content(to), [offset + file.bits // 8 for offset, _, _ in entries])
+            places = [(number, symbol.section) for _, _, symbol in entries]
+            code.frames |= dict(zip(places, sizes, strict=True))
+        elif to.flags & ALLOCATE:
+            found = {(_named(number, symbol), kind in calls) for _, kind, symbol in entries}
+            place = (number, section)
             code.uses.setdefault(place, set()).update(use for use in found if use[0] != place)
 
 
-def _named(number: int, symbol: Symbol) -> _Place | str:
+def _named(number: int, symbol: Entry) -> _Place | str:
     """Place of a symbol in its object; its name if it is in another object."""
-    section = symbol["st_shndx"]
-    return (number, section) if isinstance(section, int) else str(symbol.name)
+    return (number, symbol.section) if 0 < symbol.section < NO_SECTION else symbol.name
 
 
 def _sizes(content: bytes, starts: Sequence[int]) -> Iterator[int]:

@@ -23,7 +23,7 @@ from typing import Literal
 
 from dovetail.codegen.build.elf import section_sizes
 from dovetail.codegen.build.instruction_sets import InstructionSet, instruction_set
-from dovetail.codegen.build.stack import stack_need
+from dovetail.codegen.build.stack import open_names, stack_need
 from dovetail.errors import BuildError, MissingExtraError
 from dovetail.files import (
     TemporaryFolder,
@@ -188,6 +188,7 @@ def firmware_stack(
     entry: str,
     *,
     isa: str,
+    library: Sequence[Path] = (),
     defines: Defines | None = None,
     include: Sequence[Path] = (),
     flags: Sequence[str] = (),
@@ -195,17 +196,25 @@ def firmware_stack(
 ) -> tuple[int | str, str, int]:
     """Bytes of stack a function of firmware needs at most, or why there is no bound, as `stack.stack_need` says, the
     name of the compiler that says so, and the bytes of code and tables of the sources in `src`; arguments and errors as
-    `compile_firmware`, whose objects these are."""
+    `compile_firmware`, whose objects these are. Sources of the `library` are compiled only if the others leave a name
+    open that stands in them."""
     work = _firmware(project_dir, isa, defines, include, flags, None, cache)
-    objects, compiler = work.compile(sources), work.compiler.version.rsplit(" ", 1)[0]
-    known = work.place(digest(entry.encode(), *(path.stem.encode() for path in objects)), ".sizes")
+    compiler, keys = work.compiler.version.rsplit(" ", 1)[0], [work.made(one)[0].stem for one in (*sources, *library)]
+    known = work.place(digest(entry.encode(), *(key.encode() for key in keys)), ".sizes")
     kept = kept_file(known)
     if kept is None:
+        objects, left = work.compile(sources), list(library)
         sizes = [section_sizes(made) for made, source in zip(objects, sources, strict=True) if source.parts[0] == "src"]
-        kept = f"{sum(one['text'] + one['rodata'] for one in sizes)} {stack_need(objects, entry)}".encode()
+        words = {one: set(re.findall(rb"\w+", (work.directory / one).read_bytes())) for one in library}
+        while more := [one for one in left if words[one] & open_names(objects)]:
+            objects, left = [*objects, *work.compile(more)], [one for one in left if one not in more]
+        need = stack_need(objects, entry)
+        if isinstance(need, str) and left:  # it may be for what was left out
+            need = stack_need([*objects, *work.compile(left)], entry)
+        kept = f"{sum(one['text'] + one['rodata'] for one in sizes)} {need}".encode()
         keep_file(known, kept)
-    code, _, need = kept.decode().partition(" ")
-    return int(need) if need.isdigit() else need, compiler, int(code)
+    code, _, said = kept.decode().partition(" ")
+    return int(said) if said.isdigit() else said, compiler, int(code)
 
 
 def _machine(core: InstructionSet, compiler: Compiler) -> tuple[str, ...]:
@@ -300,14 +309,14 @@ class _CompileContext:
 
     def compile(self, sources: Sequence[Path]) -> list[Path]:
         """The object of each source."""
-        missing = [source for source in sources if not (self.directory / source).is_file()]
-        if missing:
-            hint = "compile the model again, with the files of the driver or library in place"
-            raise BuildError(f"there is no source file '{missing[0]}'", where=str(self.directory), hint=hint)
         with ThreadPoolExecutor(max_workers=2) as pool:
             return list(pool.map(self._compile, sources))
 
-    def _compile(self, source: Path) -> Path:
+    def made(self, source: Path) -> tuple[Path, Sequence[str]]:
+        """The path of a source's object, and the flags that it is made with."""
+        if not (self.directory / source).is_file():
+            hint = "compile the model again, with the files of the driver or library in place"
+            raise BuildError(f"there is no source file '{source}'", where=str(self.directory), hint=hint)
         language = ("-std=c99",) if source.suffix == ".c" and self.compiler.kind != "cc" else ()
         flags = (*self.flags, *language)
         # Folders are in the flags only as places to look; what they hold is in the digest of the headers.
@@ -315,7 +324,10 @@ class _CompileContext:
         content = (self.directory / source).read_bytes()
         text, included = (self.compiler.version, named, source.suffix), self._included(source, content)
         key = digest(*(part.encode() for part in text), content, included.encode())
-        made = self.place(key, ".o")
+        return self.place(key, ".o"), flags
+
+    def _compile(self, source: Path) -> Path:
+        made, flags = self.made(source)
         told = "-fstack-usage" in flags and source.suffix == ".c"
         if not (_is_kept(made) and (not told or _is_kept(made.with_suffix(".su")))):
             self._run([*flags, "-c", str(source)], made)
