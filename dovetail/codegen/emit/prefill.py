@@ -20,8 +20,8 @@ def check_prefill(target: Target, is_special: bool) -> None:
     """
     kinds = "takes lists of commands, has memory of its own or a driver made for one network"
     why = [f"the engine {one.name} {kinds}" for one in target.engines if one.stream or one.mirror or one.made]
-    if target.workers or is_special:
-        why.append("it is for one core with an arena of its own, without stripes and pipelines")
+    if is_special:
+        why.append("it is for networks with an arena of their own, without stripes and pipelines")
     if why:
         what = f"several steps in one call: {'; '.join(why)}"
         raise TargetError(what, where="--prefill", hint="leave out --prefill")
