@@ -26,9 +26,11 @@ from dovetail.ir.operators.linear import FullyConnected
 from dovetail.ir.operators.sequence import FixedAttention, WriteRow
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.notes import Note
+from dovetail.program.ir import Call
 from dovetail.read import load_model
 from dovetail.run import run_build
 from dovetail.schedule.partition import initial_partition
+from dovetail.target.description import with_cores
 from dovetail.targets import load_target
 from test_sequence import EXPORTS, MODELS, STEPS, export, reference, saved, story
 
@@ -145,18 +147,23 @@ def test_logits_are_floats_on_every_core(name: str) -> None:
 
 @pytest.mark.parametrize("size", [5, 6, 44])
 @pytest.mark.parametrize("centred", [False, True])
-def test_normalisations_of_any_integers(size: int, centred: bool) -> None:
-    """Squares are added some at a time: of the most negative integers, of nothing and of random ones."""
+@pytest.mark.parametrize("cores", [1, 3])
+def test_normalisations_of_any_integers(size: int, centred: bool, cores: int) -> None:
+    """Squares are added some at a time: of the most negative integers, of nothing and of random ones; on several cores,
+    which share a row, by each of them."""
     builder, rng = GraphBuilder("norm"), np.random.default_rng(size)
-    x = builder.input("x", TensorType((4, size), DType.INT16))
+    x = builder.input("x", TensorType((4 if cores == 1 else 1, size), DType.INT16))
     graph = builder.finish([builder.add(FixedStandard(size, 0, 70, centred=centred), [x])])
     rows = [np.full(size, -32768), np.zeros(size), *rng.integers(-32768, 32768, (2, size))]
-    sample = {"x": np.array(rows, np.int16)}
-    target = load_target("riscv")
-    with built(compile_graph(graph, target, Options()), target) as build:
-        (found,) = run_build(build, "host", [sample]).outputs
-    for value, wanted in evaluate(graph, sample).items():
-        np.testing.assert_array_equal(found[value], wanted)
+    steps = [{"x": one} for one in np.array(rows, np.int16).reshape(-1, *graph.types[x].shape)]
+    target = with_cores(load_target("riscv"), cores)
+    compiled = compile_graph(graph, target, Options())
+    used = {one.core for one in compiled.plan.program.statements if isinstance(one, Call)}
+    assert size < 44 or (len(used) > 1) == (cores > 1)
+    with built(compiled, target) as build:
+        found = run_build(build, "host", steps).outputs
+    for outputs, sample in zip(found, steps, strict=True):
+        np.testing.assert_array_equal(outputs[graph.results[0]], evaluate(graph, sample)[graph.results[0]])
 
 
 def small_cache(quantised_apart: bool) -> Any:

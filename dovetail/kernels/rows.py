@@ -115,7 +115,7 @@ def _arg_extreme(scope: KernelScope, operator: ArgExtreme) -> KernelWriter:
 
 
 def _write_rows(
-    scope: KernelScope, before: Callable[[int], Lines], element: Callable[[str], Computed | str]
+    scope: KernelScope, before: Callable[[int], Lines], element: Callable[[str], Computed | str], first: int = 0
 ) -> KernelWriter:
     """The writer of a kernel that computes each row by itself.
 
@@ -123,6 +123,7 @@ def _write_rows(
         scope: as `write_elements`.
         before: the statements before the first element, from the size of a row; `from` points at the operand's row.
         element: what is computed of each element then; a text alone is a float's.
+        first: the first element that is computed.
     """
     kind = scope.type(0)
 
@@ -131,7 +132,7 @@ def _write_rows(
         return [f"const {c_type(kind.dtype)} *from = {start};", *before(kind.shape[-1])]
 
     def one(places: Places) -> Computed:
-        computed = element(f"from[{places[-1]}]")
+        computed = element(f"from[{total(places[-1], first)}]")
         return ([], Expression(computed, "float")) if isinstance(computed, str) else computed
 
     return write_elements(scope, one, row=row)
@@ -365,4 +366,4 @@ def _standard(scope: KernelScope, operator: FixedStandard) -> KernelWriter:
         scaled = f"((int64_t)({centred}) * inverse + ((int64_t)1 << (power - 1))) >> power"
         return _limited(f"clip_wide({scaled}, -32768, 32767)", -32768, 32767)
 
-    return _write_rows(scope, before, element)
+    return _write_rows(scope, before, element, operator.span[0] if operator.span else 0)

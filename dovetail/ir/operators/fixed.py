@@ -7,15 +7,15 @@ them and kernels/internal/common.h. Each meaning is one function of int64 arrays
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from dovetail.ir.operators import gemmlowp
 from dovetail.ir.operators.arithmetic import Rounding, fixed_point
-from dovetail.ir.operators.base import Int64Operator, Pointwise, Rowwise, Types, broadcast_shape, require
-from dovetail.ir.types import Array, DType, TensorType
+from dovetail.ir.operators.base import Cut, Int64Operator, Pointwise, Rowwise, Types, broadcast_shape, require
+from dovetail.ir.types import Array, Box, DType, TensorType
 
 BYTES = (DType.INT8, DType.UINT8)
 
@@ -126,6 +126,8 @@ class FixedStandard(Int64Operator, Rowwise):
     epsilon: int
     """In units of the operand's step squared, times n squared."""
     centred: bool = True
+    span: tuple[int, int] | None = None
+    """The first element of each row that is given, and one behind the last; None for all."""
 
     @property
     def fraction_bits(self) -> int:
@@ -142,7 +144,13 @@ class FixedStandard(Int64Operator, Rowwise):
         narrow = x.dtype in (*BYTES, DType.INT16) and 0 < self.size << (x.dtype.bits + 1) < 1 << 31
         fits = narrow and x.shape[-1:] == (self.size,) and 0 <= self.epsilon < 1 << 59
         require(fits, f"cannot normalise rows of {x} as integers")
-        return TensorType(x.shape, DType.INT16)
+        first, stop = self.span or (0, self.size)
+        return TensorType((*x.shape[:-1], stop - first), DType.INT16)
+
+    def crop(self, box: Box, inputs: Types) -> Cut:
+        first, whole = self.span[0] if self.span else 0, (0, self.size)
+        span = (first + box[-1][0], first + box[-1][1])
+        return replace(self, span=None if span == whole else span), ((*box[:-1], whole),)
 
     def scaling(self, spread: Any) -> tuple[Any, Any]:
         """The multiplier for what is under the root, and by how many bits the product is too high."""
@@ -156,6 +164,8 @@ class FixedStandard(Int64Operator, Rowwise):
         spread = np.sum(centred * centred, axis=-1, keepdims=True) * self.size - total * total + self.epsilon
         multiplier, power = self.scaling(spread)
         one = total * 0 + 1
+        if self.span:
+            centred = centred[(*(slice(None) for _ in x.shape[1:]), slice(*self.span))]
         scaled = ((centred * self.size - total) * multiplier + (one << (power - 1))) >> power
         result: Array = np.clip(scaled, -32768, 32767)
         return result
