@@ -206,8 +206,10 @@ class _LoopSearch:
         """Statement -> the last one that waits for it."""
         self.numbers = cache(lambda index: numbers(program, program.statements[index]))
         self.shown = cache(self._shown)
+        self.turns = cache(self._turns)
+        self.row = cache(self._row)
         self.loop = cache(self._loop)
-        """These three are kept: stretches are looked at again and again."""
+        """These five are kept: stretches are looked at again and again."""
 
     def between(self, begin: int, end: int) -> list[Loop]:
         """The loops between two statements: the one that saves most, then those before and behind it."""
@@ -224,7 +226,10 @@ class _LoopSearch:
         for most, *stretch in self._repeats(begin, end):
             if most <= saved:
                 break
-            loop, gain = self.loop(*stretch)
+            turns = self.turns(*stretch)
+            if turns is None or _gain(turns[1], stretch[1]) <= saved:
+                continue
+            loop, gain = self.loop(turns[0], stretch[1], turns[1])
             if loop and gain > saved:
                 best, saved = loop, gain
         return best
@@ -244,46 +249,43 @@ class _LoopSearch:
                         stretches.append(((count - 1) * period, first, period, count))
         return sorted(stretches, key=lambda one: (-one[0], one[2], one[1]))
 
-    def _loop(self, first: int, period: int, count: int) -> tuple[Loop | None, float]:
-        """The longest loop of some turns whose waits keep to a rule, if there is one, and the lines it saves."""
+    def _turns(self, first: int, period: int, count: int) -> tuple[int, int] | None:
+        """The first statement, and the number, of the most turns of a stretch whose waits keep to a rule; None where
+        there are not two."""
         indices = np.arange(first, first + count * period).reshape(count, period).tolist()
         turns = [tuple(index - self.waits.get(index, index) for index in turn) for turn in indices]
         low, high = max(_runs(turns), key=lambda run: (run[1] - run[0], -run[0]))
         while low > 0 and _may_begin(turns[low - 1 : high]):
             low -= 1
-        if high - low < 2:
+        return (first + low * period, high - low) if high - low > 1 else None
+
+    def _loop(self, first: int, period: int, count: int) -> tuple[Loop | None, float]:
+        """The loop of some turns whose waits keep to a rule, if there is one, and the lines it saves."""
+        rows = [self.row(number, period, count) for number in range(first, first + period)]
+        loop = Loop(first, count, tuple(own for own, _ in rows))
+        if not self._is_followed(loop):
             return None, 0
-        rows = (zip(*map(self.numbers, same), strict=True) for same in zip(*indices[low:high], strict=True))
-        loop = Loop(first + low * period, high - low, tuple(tuple(map(series, row)) for row in rows))
-        return (loop, self._saved(loop)) if self._is_followed(loop) else (None, 0)
+        tasks = {
+            own[0]
+            for statement, (own, _) in zip(self.program.statements[first:], rows, strict=False)
+            if isinstance(statement, LaunchStatement) and not own[0].is_constant
+        }
+        return loop, _saved(loop, len(tasks) + len({table for _, tables in rows for table in tables}))
+
+    def _row(self, first: int, period: int, count: int) -> tuple[tuple[Series, ...], set[tuple[Number, ...]]]:
+        """The series of a statement's numbers in some turns, and the tables among those that C shows."""
+        same = range(first, first + count * period, period)
+        shown = map(series, zip(*map(self.shown, same), strict=True))
+        own = tuple(map(series, zip(*map(self.numbers, same), strict=True)))
+        return own, {alike(one.table) for one in shown if one.table}
 
     def _is_followed(self, loop: Loop) -> bool:
         """Whether the tickets of the last turns are enough for what waits behind the loop, and within it."""
         if any(turns > min(MOST_LAG, loop.count - 1) for _, turns in loop.awaited.values()):
             return False
-        early = range(loop.first, loop.stop - (MOST_LAG + 1) * loop.period)
-        return all(self.last.get(index, -1) < loop.stop for index in early)
-
-    def _saved(self, loop: Loop) -> float:
-        """Lines the loop makes shorter, about: what is in tables takes lines of its own, kept tickets too. Less than
-        none where the table has too many fields."""
-        fields = self._fields(loop)
-        if fields > _MOST_FIELDS:
-            return -1
-        kept = sum(turns > 0 for _, turns in loop.awaited.values())
-        table = fields * loop.count * 12 / _ROW + 2 if fields else 0
-        return (loop.count - 1) * loop.period - table - kept - 2
-
-    def _fields(self, loop: Loop) -> int:
-        """Number of fields of a turn that have no rule, tasks of several layers among them."""
-        tables, tasks = set[tuple[Number, ...]](), set[Series]()
-        for number, own in enumerate(loop.numbers):
-            first = loop.first + number
-            if isinstance(self.program.statements[first], LaunchStatement) and not own[0].is_constant:
-                tasks.add(own[0])
-            shown = zip(*map(self.shown, range(first, loop.stop, loop.period)), strict=True)
-            tables |= {alike(one.table) for one in map(series, shown) if one.table}
-        return len(tables) + len(tasks)
+        stop = loop.stop
+        early = range(loop.first, stop - (MOST_LAG + 1) * loop.period)
+        return all(self.last.get(index, -1) < stop for index in early)
 
     def _shown(self, index: int) -> tuple[Number, ...]:
         """The numbers of a statement that C shows; of a copy those of its transfers."""
@@ -291,6 +293,21 @@ class _LoopSearch:
         if isinstance(statement, Copy):
             return *own[1:3], *(size for one in transfers(statement) for size in _sizes(one))
         return own if isinstance(statement, Begin | Call) else ()
+
+
+def _gain(count: int, period: int) -> int:
+    """Lines a loop of some turns makes shorter where nothing is in tables."""
+    return (count - 1) * period - 2
+
+
+def _saved(loop: Loop, fields: int) -> float:
+    """Lines a loop makes shorter, about: what is in tables takes lines of its own, kept tickets too. Less than none
+    where the table has too many fields: numbers of a turn that have no rule, tasks of several layers among them."""
+    if fields > _MOST_FIELDS:
+        return -1
+    kept = sum(turns > 0 for _, turns in loop.awaited.values())
+    table = fields * loop.count * 12 / _ROW + 2 if fields else 0
+    return _gain(loop.count, loop.period) - table - kept
 
 
 def _may_begin(turns: Sequence[tuple[int, ...]]) -> bool:
