@@ -488,7 +488,7 @@ def _run_host(
         [Path(name) for name in build.manifest.sources.host],
         defines={"DOVETAIL_HOST": None, **software},
         include=[Path("src"), Path("runtime"), Path("driver")],
-        flags=("-O2", *EMITTED_C),
+        flags=("-O1", *EMITTED_C),  # a large network is compiled for longer than it runs
         cache=cache,
         libraries=tuple(dict.fromkeys(flag for engine in engines for flag in engine.libraries)),
     )

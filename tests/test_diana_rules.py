@@ -382,3 +382,17 @@ def test_a_layer_whose_weights_fit_no_tile(tmp_path: Path) -> None:
     refused = placement_reasons(compiled.assignment.layers, compiled.assignment.schedule)["dense_0"].refused["digital"]
     assert re.search(r"no tile of dense_0 is one digital can .*, with constants that fit WEIGHTS", refused)
     assert [region.place for region in compiled.regions if region.macs] == ["core"]
+
+
+def test_constants_of_one_tile_at_a_time_where_those_of_two_do_not_fit() -> None:
+    """256 channels of 16 windows of 3x3: 36,864 of the 64,000 bytes that the engine has for weights."""
+    made = compile_graph(build((1, 6, 6, 256), convolution(weights(32, 3, 3, 256))), TARGET, Options())
+    assert {region.place for region in made.regions if region.macs} == {"digital"}
+
+
+def test_tiles_begin_where_blocks_do() -> None:
+    """A stride of 2 reads from column 31 on for the second 16 of 28 columns, which no tile may."""
+    layer = convolution(weights(128, 3, 3, 64), (1, 0), Conv2d((2, 2)))
+    larger = tuple(replace(one, size=1 << 20) if one.name == "L2" else one for one in TARGET.memories)
+    made = compile_graph(build((1, 56, 56, 64), layer), replace(TARGET, memories=larger), Options())
+    assert {region.place for region in made.regions if region.macs} == {"digital"}

@@ -107,14 +107,18 @@ class PartClock:
 
     def takes(self, cut: TileCut) -> bool:
         """Whether the engine takes the tiles of a cut at the ends and in the middle of each axis: where limits are of
-        single launches, one in the middle, which reads the most, may be too large."""
-        if not any(limit.scope is Scope.TILES for limit in self.part.offload.constraints):
+        single launches, one in the middle, which reads the most, may be too large; where values lie in blocks, it may
+        begin inside one."""
+        limited = any(limit.scope is Scope.TILES for limit in self.part.offload.constraints)
+        if not (limited or self.part.layouts):
             return True
         spans = zip(self.part.extent, cut.shape, strict=True)
         axes = [[(at, min(at + step, end)) for at in range(begin, end, step)] for (begin, end), step in spans]
         try:
             for box in product(*({axis[0], axis[len(axis) // 2], axis[-1]} for axis in axes)):
-                tile_match(self.part, box, self._laid(box))
+                tile = self._laid(box)
+                if limited:
+                    tile_match(self.part, box, tile)
         except ValueError:
             return False
         return True

@@ -138,8 +138,8 @@ class PartTiles:
         if rival is not None and (first.engine * tiles + starts >= rival or clock.copying(cut, first) >= rival):
             return None
         estimate = self.alike(cut)
-        if estimate is None:
-            return None
+        if estimate is None:  # its constants do not fit, perhaps only those of two tiles at once
+            return TooLarge(held)
         if budget is not None and estimate.nbytes > budget:
             return TooLarge(estimate.nbytes)
         longest = max(estimate.engine, estimate.copying)
