@@ -4,9 +4,11 @@
                                                            # with --write: docs/figures/compile_times.csv
     python scripts/compile_times.py large [NAME ...]       # MobileNetV1 1.0/224, deep chains, 100 million weights
     python scripts/compile_times.py images [TARGET ...]    # networks at 224x224 on engines: CPU s / MiB / MACs there
+    python scripts/compile_times.py vela [TARGET ...]      # MLPerf Tiny and Vela (package ethos-u-vela) in turn, the
+                                                           # medians of five: filled cache / another name / empty cache
 
 Python finds the bytecode it would find of an installed package: it is made first, in a folder of its own. Networks of
-the last two have random weights and are made by this script:
+`large` and `images` have random weights and are made by this script:
 `python scripts/compile_times.py make NAME FILE` writes one and prints the bytes of its weights.
 """
 
@@ -24,6 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from statistics import median
 from typing import ClassVar
 
 import numpy as np
@@ -330,26 +333,27 @@ class Refused(Exception):
     """The message of a model that a target has no room for."""
 
 
+def spent(words: Sequence[str | Path], **variables: str) -> Cost:
+    """What a command takes; raises Refused with its message where it fails."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    environment = {**_environment(), **variables}
+    process = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    said = process.stderr.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise Refused(f"{' '.join(map(str, words))}: {said.decode()}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Cost(seconds, usage.ru_maxrss * 1024)
+
+
 def measured(model: Path, target: str, cache: Path, options: Sequence[str] = (), build: Path | None = None) -> Cost:
     """Compile a model in a new process, to a folder if one is given; raises Refused with its message where that
     fails."""
     with tempfile.TemporaryDirectory() as folder:
-        words = [sys.executable, "-m", "dovetail", "compile", str(model), "--target", target, *options]
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        process = subprocess.Popen(
-            [*words, "-o", str(build or f"{folder}/build")],
-            env={**_environment(), "DOVETAIL_CACHE": str(cache)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )
-        assert process.stderr is not None
-        said = process.stderr.read()
-        _, status, usage = os.wait4(process.pid, 0)
-        if status:
-            raise Refused(f"{model.name} for {target}: {said.decode()}")
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Cost(spent, usage.ru_maxrss * 1024)
+        words = [sys.executable, "-m", "dovetail", "compile", model, "--target", target, *options]
+        return spent([*words, "-o", build or f"{folder}/build"], DOVETAIL_CACHE=str(cache))
 
 
 def table(targets: Sequence[str]) -> Iterator[list[str]]:
@@ -365,6 +369,25 @@ def table(targets: Sequence[str]) -> Iterator[list[str]]:
                 pair += [measured(MODELS / f"{model}.tflite", target, Path(folder)).seconds for _ in range(2)]
             cells.append(" / ".join(f"{seconds:.1f}" for seconds in pair) or "-")
         yield [target, *cells]
+
+
+def vela(targets: Sequence[str]) -> Iterator[list[str]]:
+    """A row for each of the four networks and target: CPU seconds of Vela, and of compiles with their ratio to it."""
+    yield ["network", "target", "Vela", "filled cache", "another name", "empty cache"]
+    for name, stem in NETWORKS.items():
+        for target in targets:
+            runs = list[tuple[float, ...]]()
+            with tempfile.TemporaryDirectory() as folder:
+                model, kept = MODELS / f"{stem}.tflite", Path(folder) / "kept"
+                measured(model, target, kept)
+                for turn in range(5):
+                    other = spent(["vela", model, "--output-dir", f"{folder}/vela"])
+                    renamed = ["--name", f"net_{turn}"]
+                    ours = [measured(model, target, kept), measured(model, target, kept, renamed)]
+                    ours.append(measured(model, target, Path(folder) / f"{turn}"))
+                    runs.append(tuple(cost.seconds for cost in (other, *ours)))
+            theirs, *medians = map(median, zip(*runs, strict=True))
+            yield [name, target, f"{theirs:.2f}", *(f"{own:.2f} ({own / theirs:.2f})" for own in medians)]
 
 
 def large(names: Sequence[str]) -> Iterator[list[str]]:
@@ -417,7 +440,7 @@ def image(network: str, target: str, options: Sequence[str]) -> str:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["table", "large", "images", "make"])
+    parser.add_argument("what", choices=["table", "large", "images", "vela", "make"])
     parser.add_argument("names", nargs="*")
     parser.add_argument("--write", action="store_true", help="write the table to docs/figures")
     parser.add_argument("--shifts", action="store_true", help="with make: all scales are powers of two")
@@ -432,6 +455,7 @@ def main() -> None:
     tables = {
         "table": ("compile_times", table, tuple(BUILT_IN)),
         "large": ("compile_times_large", large, tuple(LARGE)),
+        "vela": ("compile_times_vela", vela, ("riscv", "cortex_m4", "ne16", "kestrel", "macarray")),
         "images": ("compile_times_images", images, tuple(name for name in BUILT_IN if load_target(name).engines)),
     }
     name, rows_of, every = tables[given.what]
