@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import struct
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.codegen.build import toolchain
-from dovetail.codegen.build.elf import ElfFile, Symbol, describe_address, section_sizes, symbols
+from dovetail.codegen.build.elf import Symbol, describe_address, section_sizes, symbols
 from dovetail.codegen.build.instruction_sets import instruction_set
 from dovetail.codegen.build.toolchain import compile_firmware, compile_host, find_compiler
 from dovetail.codegen.emit.firmware import RUNTIME, SIMULATION_MAIN, START, linker_script, runtime_path
@@ -309,36 +308,6 @@ def test_what_is_no_elf_file_is_said(tmp_path: Path) -> None:
     (tmp_path / "x.elf").write_bytes(b"no")
     with pytest.raises(BuildError, match=r"x\.elf: not a readable ELF file"):
         section_sizes(tmp_path / "x.elf")
-
-
-def test_elf_files_read_as_pyelftools_reads_them(tmp_path: Path) -> None:
-    """Symbols, relocations and sizes of an object and of linked firmware; a cut file is refused or reads the same."""
-    from elftools.elf.elffile import ELFFile
-    from elftools.elf.relocation import RelocationSection
-
-    linked = compile_project(project(tmp_path / "a"), tmp_path / "cache")
-    for path in (linked, *linked.parent.parent.rglob("*.o")):
-        mine = ElfFile(path)
-        with path.open("rb") as stream:
-            file = ELFFile(stream)
-            table = file.get_section_by_name(".symtab")
-            assert [(one.name, one.value, one.size) for one in mine.symbols] == [
-                (one.name, one["st_value"], one["st_size"]) for one in table.iter_symbols()
-            ]
-            headers = [(one.name, one["sh_size"], one["sh_flags"]) for one in file.iter_sections()]
-            assert [(one.name, one.size, one.flags) for one in mine.sections] == headers
-            relocations = [
-                (one["r_offset"], one["r_info_type"], one["r_info_sym"])
-                for section in file.iter_sections()
-                if isinstance(section, RelocationSection)
-                for one in section.iter_relocations()
-            ]
-            assert [one for _, entries in mine.relocations() for one in entries] == relocations
-        content = path.read_bytes()
-        for end in range(0, len(content), 97):
-            (tmp_path / "cut").write_bytes(content[:end])
-            with contextlib.suppress(BuildError):
-                assert ElfFile(tmp_path / "cut").symbols == mine.symbols
 
 
 def test_another_compiler_of_the_same_version_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,7 +130,7 @@ class Architecture:
     """A family of cores."""
 
     elf_machine: str
-    """The machine of its ELF files, as the ELF standard names it."""
+    """The machine of its ELF files, as pyelftools names it."""
     costs: Callable[..., Any]
     """The frozen dataclass of cycles per class of instruction; its defaults are a stated core's."""
     make: Callable[[CoreSetup], EmulatedCore]

@@ -64,7 +64,7 @@ class Firmware:
         self.symbols = symbols(elf)
 
     def load(self, machine: str, bits: int) -> int:
-        """Put it into the memories of a machine, as the ELF standard names it; returns the address of the entry."""
+        """Put it into the memories of a machine, as pyelftools names it; returns the address of the entry."""
         entry, segments = load_image(self._elf, machine, bits)
         for address, content in segments:
             try:

@@ -1,27 +1,21 @@
-"""Contents of objects and linked firmware: sizes of sections, symbols, relocations, the bytes to load.
-
-Numbers and layouts: System V ABI, chapters 4 and 5.
-"""
+"""Contents of linked firmware: sizes of its sections, its symbols, the bytes to load."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
-from dovetail.errors import BuildError
+from dovetail.errors import BuildError, MissingExtraError
 
-WRITE, ALLOCATE, EXECUTE = 1, 2, 4
-"""Flags of sections."""
-_SYMBOLS, _WITH_ADDEND, _NO_BITS, _RELOCATIONS = 2, 4, 8, 9  # types of sections
-NO_SECTION = 0xFF00
-"""Numbers of sections from here on stand for something else: an absolute value, or a common block."""
-FUNCTION, _SECTION, _FILE = 2, 3, 4
-"""Types of symbols."""
-_LOAD = 1  # type of a segment
-_MACHINES = {40: "EM_ARM", 243: "EM_RISCV"}
+if TYPE_CHECKING:
+    from elftools.elf.elffile import ELFFile
+
+_WRITE, _ALLOCATE, _EXECUTE = 1, 2, 4  # section flags, System V ABI, chapter 4
+_FUNCTION, _SECTION, _FILE = 2, 3, 4  # symbol types, ibid.
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,115 +27,58 @@ class Symbol:
     function: bool
 
 
-class ElfSection(NamedTuple):
-    """The header of a section: type, flags, address, place in the file, bytes, two numbers that depend on the type."""
-
-    name: str
-    kind: int
-    flags: int
-    address: int
-    offset: int
-    size: int
-    link: int
-    info: int
-
-
-class Entry(NamedTuple):
-    """An entry of a symbol table."""
-
-    name: str
-    value: int
-    size: int
-    kind: int
-    is_local: bool
-    section: int
-    """Number of its section; 0 or from `NO_SECTION` on where it is in none."""
-
-
-class ElfFile:
-    """An ELF file; raises BuildError for what is none."""
-
-    def __init__(self, path: Path) -> None:
-        try:
-            self._read(path.read_bytes())
-        except (OSError, struct.error, LookupError, ValueError) as error:
-            hint = "compile the model again"
-            raise BuildError(f"not a readable ELF file: {error}", where=path.name, hint=hint) from None
-
-    def _read(self, data: bytes) -> None:
-        if data[:4] != b"\x7fELF":
-            raise ValueError("it does not begin as one")
-        self.bits, self.is_little = {1: 32, 2: 64}[data[4]], {1: True, 2: False}[data[5]]
-        self._order, word = "<" if self.is_little else ">", "Q" if self.bits == 64 else "I"
-        self._data, head = data, struct.unpack_from(f"{self._order}HHI{word}{word}{word}IHHHHHH", data, 16)
-        _, machine, _, self.entry, segments, start, _, _, _, number, _, count, names = head
-        self.machine = _MACHINES.get(machine, f"machine {machine}")
-        headers = self._table(f"II{word}{word}{word}{word}II{word}{word}", start, count)
-        texts = data[headers[names][4] :] if headers else b""
-        self.sections = [ElfSection(_text(texts, name), *rest[:7]) for name, *rest in headers]
-        self._segments = self._table("IIQQQQQQ" if self.bits == 64 else "IIIIIIII", segments, number)
-        self.symbols = [entry for one in self.sections if one.kind == _SYMBOLS for entry in self._entries(one)]
-
-    def _table(self, layout: str, start: int, count: int) -> list[tuple[int, ...]]:
-        size = struct.calcsize(self._order + layout)
-        if len(self._data) < start + count * size:
-            raise ValueError("it is cut off")
-        return list(struct.iter_unpack(self._order + layout, self._data[start : start + count * size]))
-
-    def content(self, section: ElfSection) -> bytes:
-        """The bytes of a section; none where the file has none."""
-        return self._data[section.offset : section.offset + (section.size if section.kind != _NO_BITS else 0)]
-
-    def _entries(self, table: ElfSection) -> Iterator[Entry]:
-        """The entries of a symbol table; the first is of no symbol."""
-        texts = self.content(self.sections[table.link])
-        for entry in struct.iter_unpack(self._order + ("IBBHQQ" if self.bits == 64 else "IIIBBH"), self.content(table)):
-            name, info, _, section, value, size = entry if self.bits == 64 else (*entry[:1], *entry[3:], *entry[1:3])
-            yield Entry(_text(texts, name), value, size, info & 15, info >> 4 == 0, section)
-
-    def relocations(self) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
-        """For each section that has some, its number, and offset, type and number of the symbol of each relocation."""
-        word, shift = ("Q", 32) if self.bits == 64 else ("I", 8)
-        for one in self.sections:
-            if one.kind in (_RELOCATIONS, _WITH_ADDEND):
-                layout = self._order + word * (3 if one.kind == _WITH_ADDEND else 2)
-                entries = struct.iter_unpack(layout, self.content(one))
-                yield one.info, [(entry[0], entry[1] & ((1 << shift) - 1), entry[1] >> shift) for entry in entries]
-
-    def loaded(self) -> Iterator[tuple[int, bytes]]:
-        """Load address and bytes of what is to be loaded."""
-        for kind, *header in self._segments:
-            start, _, address, size = header[1:5] if self.bits == 64 else header[:4]
-            held = (one for one in self.sections if one.flags & ALLOCATE and one.kind != _NO_BITS and one.size)
-            # a linker may put the file's own headers into a segment before the first: no section, nothing to load
-            if kind == _LOAD and any(start <= one.offset < start + size for one in held):
-                yield address, self._data[start : start + size]
-
-
-def _text(texts: bytes, start: int) -> str:
-    """The text that begins at a place."""
-    return texts[start : texts.find(0, start)].decode(errors="replace")
+@contextmanager
+def opened(elf: Path) -> Iterator[ELFFile]:
+    """An ELF file; raises BuildError for what is none, MissingExtraError without the package that reads it."""
+    try:
+        from elftools.common.exceptions import ELFError
+        from elftools.elf.elffile import ELFFile
+    except ImportError:
+        raise MissingExtraError("elftools", "iss", "reading the linked firmware") from None
+    try:
+        with elf.open("rb") as stream:
+            yield ELFFile(stream)
+    except (OSError, ELFError, struct.error) as error:
+        raise BuildError(f"not a readable ELF file: {error}", where=elf.name, hint="compile the model again") from None
 
 
 def section_sizes(elf: Path) -> dict[str, int]:
     """The bytes of "text", "rodata", "data", "bss" (all other zero or unloaded memory) and "stack"; raises BuildError
     for what is no ELF file, as all here do."""
     sizes = dict.fromkeys(("text", "rodata", "data", "bss", "stack"), 0)
-    for one in ElfFile(elf).sections:
-        kind = "text" if one.flags & EXECUTE else "data" if one.flags & WRITE else "rodata"
-        if one.flags & ALLOCATE:
-            sizes["stack" if one.name == ".stack" else "bss" if one.kind == _NO_BITS else kind] += one.size
+    with opened(elf) as file:
+        for section in file.iter_sections():
+            flags = int(section["sh_flags"])
+            kind = "text" if flags & _EXECUTE else "data" if flags & _WRITE else "rodata"
+            kind = "bss" if section["sh_type"] == "SHT_NOBITS" else kind
+            if flags & _ALLOCATE:
+                sizes["stack" if section.name == ".stack" else kind] += int(section["sh_size"])
     return sizes
+
+
+def symbol_table(file: ELFFile) -> Iterator[tuple[str, int, int, int, int]]:
+    """Name, value, size, binding and type (four bits each), and section of the entries of the symbol table, if there is
+    one. pyelftools takes 20 us an entry, and compilers write thousands of local ones."""
+    table = file.get_section_by_name(".symtab")
+    if table is None:
+        return
+    names, order = file.get_section(table["sh_link"]).data(), "<" if file.little_endian else ">"
+    for entry in struct.iter_unpack(order + ("IBBHQQ" if file.elfclass == 64 else "IIIBBH"), table.data()):
+        name, info, _, section, value, size = entry if file.elfclass == 64 else (*entry[:1], *entry[3:], *entry[1:3])
+        yield names[name : names.find(0, name)].decode(errors="replace"), value, size, info, section
 
 
 def symbols(elf: Path) -> dict[str, Symbol]:
     """The named symbols, sorted by address, then name."""
-    file, found = ElfFile(elf), dict[str, Symbol]()
-    thumb = file.machine == "EM_ARM"  # bit 0 of a function's address says Thumb (ELF for the Arm architecture)
-    for one in file.symbols:
-        if one.name and not one.name.startswith(("$", ".L")) and one.kind not in (_SECTION, _FILE):  # mapping symbols
-            is_function = one.kind == FUNCTION
-            found[one.name] = Symbol(one.value & ~int(thumb and is_function), one.size, is_function)
+    found: dict[str, Symbol] = {}
+    with opened(elf) as file:
+        thumb = file["e_machine"] == "EM_ARM"  # bit 0 of a function's address says Thumb (ELF for the Arm architecture)
+        for name, value, size, info, _ in symbol_table(file):
+            kind = info & 15
+            if (
+                name and not name.startswith(("$", ".L")) and kind not in (_SECTION, _FILE)
+            ):  # both ABIs, mapping symbols
+                found[name] = Symbol(value & ~int(thumb and kind == _FUNCTION), size, kind == _FUNCTION)
     return dict(sorted(found.items(), key=lambda item: (item[1].address, item[0])))
 
 
@@ -149,30 +86,41 @@ def code_ranges(elf: Path) -> list[tuple[int, int]]:
     """Address and bytes of the stretches of code: of Arm firmware the Thumb code without the data between it, which the
     mapping symbols $t and $d tell apart (ELF for the Arm architecture, "Mapping symbols"); without such symbols whole
     sections."""
-    file, found = ElfFile(elf), list[tuple[int, int]]()
-    marks = sorted((one.value, one.name[:2]) for one in file.symbols if one.name.startswith(("$t", "$d", "$a")))
-    for section in file.sections:
-        start, end = section.address, section.address + section.size
-        if not section.flags & EXECUTE:
-            continue
-        inside = [mark for mark in marks if start <= mark[0] < end]
-        if not inside and end > start:
-            found.append((start, end - start))
-            continue
-        for (address, kind), (following, _) in zip(inside, [*inside[1:], (end, "")], strict=True):
-            if kind == "$t" and following > address:
-                found.append((address, following - address))
+    found: list[tuple[int, int]] = []
+    with opened(elf) as file:
+        marks = sorted(
+            (value, name[:2]) for name, value, *_ in symbol_table(file) if name.startswith(("$t", "$d", "$a"))
+        )
+        for section in file.iter_sections():
+            start, end = int(section["sh_addr"]), int(section["sh_addr"] + section["sh_size"])
+            if not int(section["sh_flags"]) & _EXECUTE:
+                continue
+            inside = [mark for mark in marks if start <= mark[0] < end]
+            if not inside and end > start:
+                found.append((start, end - start))
+                continue
+            for (address, kind), (following, _) in zip(inside, [*inside[1:], (end, "")], strict=True):
+                if kind == "$t" and following > address:
+                    found.append((address, following - address))
     return found
 
 
 def load_image(elf: Path, machine: str = "EM_RISCV", bits: int = 32) -> tuple[int, list[tuple[int, bytes]]]:
     """The entry address, and the load (physical) addresses and bytes of what is to be loaded; raises BuildError for
-    what is no little-endian executable of so many bits for that machine, as the ELF standard names it."""
-    file = ElfFile(elf)
-    if file.machine != machine or file.bits != bits or not file.is_little:
-        what = f"the firmware is for {file.machine} ({file.bits} bit), not {bits}-bit {machine}"
-        raise BuildError(what, where=elf.name, hint="compile the model for this target again")
-    return file.entry, list(file.loaded())
+    what is no little-endian executable of so many bits for that machine, as pyelftools names it."""
+    with opened(elf) as file:
+        if file["e_machine"] != machine or file.elfclass != bits or not file.little_endian:
+            what = f"the firmware is for {file['e_machine']} ({file.elfclass} bit), not {bits}-bit {machine}"
+            raise BuildError(what, where=elf.name, hint="compile the model for this target again")
+        # a linker may put the file's own headers into a segment before the first: no section, nothing to load
+        loaded = [
+            (int(segment["p_paddr"]), segment.data())
+            for segment in file.iter_segments()
+            if segment["p_type"] == "PT_LOAD"
+            and segment["p_filesz"]
+            and any(segment.section_in_segment(section) for section in file.iter_sections())
+        ]
+        return int(file["e_entry"]), loaded
 
 
 def describe_address(address: int, table: Mapping[str, Symbol]) -> str:

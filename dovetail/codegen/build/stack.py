@@ -12,17 +12,23 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dovetail.codegen.build.elf import ALLOCATE, EXECUTE, FUNCTION, NO_SECTION, ElfFile, Entry
+from dovetail.codegen.build.elf import opened, symbol_table
+
+if TYPE_CHECKING:
+    from elftools.elf.elffile import ELFFile
 
 _Place = tuple[int, int]
 """Number of an object, and of a section in it."""
 _CALLS = {"EM_RISCV": {16, 17, 18, 19, 44, 45}, "EM_ARM": {10, 30, 51, 102, 103}}
 """Relocations of branches, jumps and calls, by machine (psABI of RISC-V; ELF for the Arm architecture)."""
+_ALLOCATE, _EXECUTE, _FUNCTION = 2, 4, 2  # section flags and a type of symbol, System V ABI, chapter 4
+_NOWHERE = 0xFF00  # numbers of sections from here on, and 0, are of no section (ibid.)
 
 
 @dataclass
-class _Code:
+class Code:
     """Functions and calls found in the objects of a program."""
 
     names: dict[str, _Place] = field(default_factory=dict)
@@ -37,31 +43,31 @@ class _Code:
     """References of a section: the section or global name, and whether it is a call."""
 
 
-def stack_need(objects: Sequence[Path], entry: str) -> int | str:
-    """Bytes of stack a function needs at most, with all it calls, interrupts apart; the reason in words where there is
-    no bound: calls by address or in circles, functions in no object, or a frame the compiler does not say.
-
-    Args:
-        objects: relocatable files, compiled with a section for each function and told to say frames.
-        entry: the function's name.
+def read_code(objects: Sequence[Path]) -> Code:
+    """Functions and calls of objects, compiled with a section for each function and told to say frames.
 
     Raises:
-        BuildError: what is no ELF file.
+        BuildError: what is no ELF file. MissingExtraError: the package that reads them is not installed.
     """
-    code = _Code()
+    code = Code()
     for number, path in enumerate(objects):
-        _read(code, number, ElfFile(path), path.with_suffix(".su"))
+        with opened(path) as file:
+            _read(code, number, file, path.with_suffix(".su"))
+    return code
+
+
+def open_names(code: Code) -> set[str]:
+    """The names that are used and not there."""
+    return {to for uses in code.uses.values() for to, _ in uses if isinstance(to, str)} - code.names.keys()
+
+
+def stack_need(code: Code, entry: str) -> int | str:
+    """Bytes of stack the function `entry` needs at most, with all it calls, interrupts apart; the reason in words where
+    there is no bound: calls by address or in circles, functions in no object, or a frame the compiler does not say."""
     return _need(code, code.names[entry], {}) if entry in code.names else f"no source has the function {entry}"
 
 
-def open_names(objects: Sequence[Path]) -> set[bytes]:
-    """The names that objects use and none of them defines."""
-    found = (one for path in objects for one in ElfFile(path).symbols if not one.is_local)
-    entries = [(one.name.encode(), one.section) for one in found]
-    return {name for name, section in entries if not section} - {name for name, section in entries if section}
-
-
-def _need(code: _Code, place: _Place, known: dict[_Place, int | str]) -> int | str:
+def _need(code: Code, place: _Place, known: dict[_Place, int | str]) -> int | str:
     """Bytes from a section on, or why they have no bound."""
     if place in known:
         return known[place]
@@ -84,33 +90,35 @@ def _need(code: _Code, place: _Place, known: dict[_Place, int | str]) -> int | s
     return known[place]
 
 
-def _read(code: _Code, number: int, file: ElfFile, told: Path) -> None:
+def _read(code: Code, number: int, file: ELFFile, told: Path) -> None:
     """Add what one object says."""
-    code.code |= {(number, place) for place, one in enumerate(file.sections) if one.flags & EXECUTE}
-    own = {one.name: (number, one.section) for one in file.symbols if one.name and 0 < one.section < NO_SECTION}
-    shared = {one.name for one in file.symbols if not one.is_local}
+    from elftools.elf.relocation import RelocationSection
+
+    sections, symbols = list(file.iter_sections()), list(symbol_table(file))
+    code.code |= {(number, place) for place, one in enumerate(sections) if int(one["sh_flags"]) & _EXECUTE}
+    own = {name: (number, at) for name, _, _, _, at in symbols if name and 0 < at < _NOWHERE}
+    shared = {name for name, _, _, info, _ in symbols if info >> 4}
     code.names |= {name: place for name, place in own.items() if name in shared}
     written = _written(told)  # which knows the clones of a function (name.part.0) by one name
-    functions = [one.name for one in file.symbols if one.kind == FUNCTION and one.name in own]
+    functions = [name for name, _, _, info, _ in symbols if info & 15 == _FUNCTION and name in own]
     code.functions |= {own[name]: name for name in functions}
     clones = {own[name]: re.sub(r"\.\d+$", "", name) for name in functions}
     code.frames |= {place: written[name] for place, name in clones.items() if name in written}
-    calls = _CALLS.get(file.machine, set())
-    for section, relocations in file.relocations():
-        to, entries = file.sections[section], [(*one[:2], file.symbols[one[2]]) for one in relocations if one[2]]
+    calls = _CALLS.get(file["e_machine"], set())
+    for section in sections:
+        if not isinstance(section, RelocationSection):
+            continue
+        place, to = (number, int(section["sh_info"])), sections[section["sh_info"]]
+        entries = [(one, symbols[one["r_info_sym"]]) for one in section.iter_relocations() if one["r_info_sym"]]
         if to.name == ".stack_sizes":
-            sizes = _sizes(file.content(to), [offset + file.bits // 8 for offset, _, _ in entries])
-            places = [(number, symbol.section) for _, _, symbol in entries]
-            code.frames |= dict(zip(places, sizes, strict=True))
-        elif to.flags & ALLOCATE:
-            found = {(_named(number, symbol), kind in calls) for _, kind, symbol in entries}
-            place = (number, section)
+            sizes = _sizes(to.data(), [int(one["r_offset"]) + file.elfclass // 8 for one, _ in entries])
+            code.frames |= {(number, at): nbytes for (_, (*_, at)), nbytes in zip(entries, sizes, strict=True)}
+        elif int(to["sh_flags"]) & _ALLOCATE:
+            found = {
+                ((number, at) if 0 < at < _NOWHERE else name, int(one["r_info_type"]) in calls)
+                for one, (name, *_, at) in entries
+            }
             code.uses.setdefault(place, set()).update(use for use in found if use[0] != place)
-
-
-def _named(number: int, symbol: Entry) -> _Place | str:
-    """Place of a symbol in its object; its name if it is in another object."""
-    return (number, symbol.section) if 0 < symbol.section < NO_SECTION else symbol.name
 
 
 def _sizes(content: bytes, starts: Sequence[int]) -> Iterator[int]:

@@ -23,7 +23,7 @@ from typing import Literal
 
 from dovetail.codegen.build.elf import section_sizes
 from dovetail.codegen.build.instruction_sets import InstructionSet, instruction_set
-from dovetail.codegen.build.stack import open_names, stack_need
+from dovetail.codegen.build.stack import open_names, read_code, stack_need
 from dovetail.errors import BuildError, MissingExtraError
 from dovetail.files import (
     TemporaryFolder,
@@ -205,16 +205,18 @@ def firmware_stack(
     if kept is None:
         objects, left = work.compile(sources), list(library)
         sizes = [section_sizes(made) for made, source in zip(objects, sources, strict=True) if source.parts[0] == "src"]
-        words = {one: set(re.findall(rb"\w+", (work.directory / one).read_bytes())) for one in library}
-        while more := [one for one in left if words[one] & open_names(objects)]:
+        words = {one: set(re.findall(r"\w+", (work.directory / one).read_text("utf-8"))) for one in library}
+        code = read_code(objects)
+        while more := [one for one in left if words[one] & open_names(code)]:
             objects, left = [*objects, *work.compile(more)], [one for one in left if one not in more]
-        need = stack_need(objects, entry)
+            code = read_code(objects)
+        need = stack_need(code, entry)
         if isinstance(need, str) and left:  # it may be for what was left out
-            need = stack_need([*objects, *work.compile(left)], entry)
+            need = stack_need(read_code([*objects, *work.compile(left)]), entry)
         kept = f"{sum(one['text'] + one['rodata'] for one in sizes)} {need}".encode()
         keep_file(known, kept)
-    code, _, said = kept.decode().partition(" ")
-    return int(said) if said.isdigit() else said, compiler, int(code)
+    nbytes, _, said = kept.decode().partition(" ")
+    return int(said) if said.isdigit() else said, compiler, int(nbytes)
 
 
 def _machine(core: InstructionSet, compiler: Compiler) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from dovetail.codegen.build.instruction_sets import EMITTED_C
 from dovetail.codegen.build.toolchain import firmware_stack
 from dovetail.codegen.emit.project import INCLUDED, OPTIMISATION, Project, defines, write_project
 from dovetail.codegen.emit.unit import StackNeed, Unit
+from dovetail.errors import MissingExtraError
 from dovetail.files import TemporaryFolder
 
 
@@ -19,16 +20,19 @@ def stack_need(unit: Unit, project: Project) -> StackNeed:
     library = [one for one in sources if one.parts[0] == "runtime" and one.name != "sim_main.c"]
     with TemporaryFolder() as folder:
         write_project(replace(project, graph=None, data={}), Path(folder) / "build")
-        need, compiler, code = firmware_stack(
-            Path(folder) / "build",
-            [one for one in sources if one not in library],
-            "main",
-            isa=unit.target.core.isa,
-            library=library,
-            defines=defines(unit.model, unit.target),
-            include=INCLUDED,
-            flags=(*EMITTED_C, OPTIMISATION[unit.optimize]),
-        )
+        try:
+            need, compiler, code = firmware_stack(
+                Path(folder) / "build",
+                [one for one in sources if one not in library],
+                "main",
+                isa=unit.target.core.isa,
+                library=library,
+                defines=defines(unit.model, unit.target),
+                include=INCLUDED,
+                flags=(*EMITTED_C, OPTIMISATION[unit.optimize]),
+            )
+        except MissingExtraError as error:
+            return StackNeed(None, why=str(error.where) + ": " + error.what)
     flash = code + sum(array.nbytes for _, array in unit.constants.values())
     return StackNeed(need, compiler, "", flash) if isinstance(need, int) else StackNeed(None, compiler, need, flash)
 
