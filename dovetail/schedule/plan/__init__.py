@@ -22,7 +22,7 @@ from dovetail.schedule.layout import LayoutPlan
 from dovetail.schedule.plan.allocate import Placement, allocate
 from dovetail.schedule.plan.buffered import filled, with_buffers
 from dovetail.schedule.plan.homes import ValueLifetimes, first_homes, same_bytes_as
-from dovetail.schedule.plan.lifetimes import Timeline, fullest, overwrites
+from dovetail.schedule.plan.lifetimes import Timeline, crowded, overwrites
 from dovetail.schedule.plan.lower import lower
 from dovetail.schedule.plan.lowered import LoweredNetwork, LoweringCache
 from dovetail.schedule.region import CoreGroup, EnginePart, Homes, Region
@@ -258,13 +258,17 @@ class _Planner:
 
     def surely_crowded(self, lowered: LoweredNetwork, choice: _PlanningRound) -> _PlanningRound | None:
         """The next round, where a memory is too small even without waits and with the best addresses; None where that
-        is not certain, or where nothing can be given up. It saves most rounds a draft."""
-        for memory, most, alive in fullest(lowered.statements, lowered.buffers, self.target.memories, self.dma):
-            if most > self.room(memory.name):
-                is_short = memory.name == self.target.values and not _has_tiles(alive)
-                given_up = None if is_short else self._given_up(alive, lowered, choice)
-                return given_up and replace(given_up, paced=choice.paced or self.may_pace)
-        return None
+        is not certain, or where nothing can be given up. Every stretch of statements that is too much for a memory
+        gives up something at once. It saves most rounds a draft."""
+        rooms = [(memory, self.room(memory.name)) for memory in self.target.memories]
+        given_up, eased = choice, set[str]()
+        for memory, alive in crowded(lowered.statements, lowered.buffers, rooms, self.dma):
+            is_short = memory.name == self.target.values and not _has_tiles(alive)
+            if is_short or any(one.name in eased for one in alive):
+                continue  # what is given up elsewhere may be enough here
+            if (more := self._given_up(alive, lowered, given_up)) is not None:
+                given_up, eased = more, eased | {one.name for one in alive}
+        return None if given_up is choice else replace(given_up, paced=choice.paced or self.may_pace)
 
     @property
     def may_pace(self) -> bool:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 
 from dovetail import kernels
 from dovetail.ir.crop import reads_in_place
@@ -240,11 +240,18 @@ def leader(name: str, overwrites: Mapping[str, str]) -> str:
     return name
 
 
-def fullest(
-    statements: Sequence[Statement], buffers: Buffers, memories: Sequence[Memory], dma: Queue
-) -> Iterator[tuple[Memory, int, list[Buffer]]]:
-    """Each memory with the bytes that are in use together at some statement, at least, and the buffers in use there,
-    largest first. The statements are without waits. Buffers that only the core touches are not counted."""
+def crowded(
+    statements: Sequence[Statement], buffers: Buffers, memories: Sequence[tuple[Memory, int]], dma: Queue
+) -> Iterator[tuple[Memory, list[Buffer]]]:
+    """Each stretch of statements in which more bytes of a memory are in use together than there is room for, with the
+    buffers in use where they are most, largest first; the fullest stretches of a memory first.
+
+    Args:
+        statements: without waits.
+        buffers: those they touch; what only the core touches is not counted.
+        memories: each with its bytes of room.
+        dma: the queue of copies.
+    """
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     counted = set[str]()
@@ -255,7 +262,7 @@ def fullest(
         if queue_of(statement, dma) != CORE:
             counted.update(names)
     again = _overwrites(statements, buffers, first, last)
-    for memory in memories:
+    for memory, room in memories:
         own = [one for one in buffers.values() if one.memory == memory.name and one.name in first]
         own = [one for one in own if one.role is not Role.CONSTANT]
         changes: Counter[int] = Counter()
@@ -268,10 +275,13 @@ def fullest(
                 changes[min(first[member] for member in members)] += nbytes
                 changes[max(last[member] for member in members) + 1] -= nbytes
         places = sorted(changes)
-        in_use = [0, *accumulate(changes[index] for index in places)]
-        busiest = [0, *places][in_use.index(max(in_use))]
-        alive = (one for one in own if first[one.name] <= busiest <= last[one.name])
-        yield memory, max(in_use), sorted(alive, key=lambda one: (-one.nbytes, one.name))
+        in_use = list(zip(accumulate(changes[index] for index in places), places, strict=True))
+        stretches = (
+            max(own, key=lambda one: one[0]) for is_over, own in groupby(in_use, lambda one: one[0] > room) if is_over
+        )
+        for _, busiest in sorted(stretches, key=lambda one: -one[0]):
+            alive = (one for one in own if first[one.name] <= busiest <= last[one.name])
+            yield memory, sorted(alive, key=lambda one: (-one.nbytes, one.name))
 
 
 def _may_share(call: Call, value: str, buffers: Buffers) -> bool:
