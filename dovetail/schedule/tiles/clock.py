@@ -97,7 +97,7 @@ class PartClock:
         self._constants: dict[tuple[object, ...], int] = {}
         self._matches: dict[tuple[object, ...], tuple[Tile, Match]] = {}
         self._tiles: dict[Box, Tile] = {}
-        self.sizes = cache(self._sizes)
+        self.sizes, self.axes = cache(self._sizes), cache(self._axes)
 
     def first(self, cut: TileCut, own: Choice = _NO_SETTINGS) -> TileCost:
         """The cost of a whole tile without its constants; raises ValueError where the engine does not take it."""
@@ -141,16 +141,12 @@ class PartClock:
             alike: whether all tiles are thought to cost what the first does.
             ready: whether all constants are there when the layer begins.
         """
-        engine, statements = self.part.engine, self.target.core.statements
-        spatial, channels = self._axes(cut.shape)
+        if (memory := self.held(cut, own)) is None:
+            return None
+        (together, held), engine, statements = memory, self.part.engine, self.target.core.statements
+        spatial, channels = self.axes(cut.shape)
         first, counts = self._tile(own, spatial[0], channels[0], cut.in_place), (len(spatial), len(channels))
         packed = self._packed(own, spatial[0], channels[0]) if "" not in cut.in_place else 0
-        constants = constants_in_copies(self.dma, packed, counts, cut.buffers, self.room)
-        if constants is None:
-            return None
-        together, held = constants[0], 0 if self.room else constants[1]
-        held += first.load_bytes * (cut.buffers if counts[0] > 1 else 1) + first.scratch
-        held += first.store_bytes * (cut.buffers if prod(counts) > 1 else 1)
         outer = self._is_outer(cut, own, first, packed, (spatial, channels))
         order = list(product(range(counts[0]), range(counts[1])))
         if outer:
@@ -173,9 +169,22 @@ class PartClock:
         busy = clock.engine.busy, clock.dma.busy, clock.fetching, starting
         return Estimate(cycles, len(tiles), held, *busy, together, outer)
 
+    def held(self, cut: TileCut, own: Choice = _NO_SETTINGS) -> tuple[int, int] | None:
+        """Tiles whose constants one copy fetches, and bytes of the engine's memory that tiles take; None where its
+        memory for constants does not hold them. `own` as of `estimate`, which is asked for what fits."""
+        spatial, channels = self.axes(cut.shape)
+        first, counts = self._tile(own, spatial[0], channels[0], cut.in_place), (len(spatial), len(channels))
+        packed = self._packed(own, spatial[0], channels[0]) if "" not in cut.in_place else 0
+        constants = constants_in_copies(self.dma, packed, counts, cut.buffers, self.room)
+        if constants is None:
+            return None
+        held = 0 if self.room else constants[1]
+        held += first.load_bytes * (cut.buffers if counts[0] > 1 else 1) + first.scratch
+        return constants[0], held + first.store_bytes * (cut.buffers if prod(counts) > 1 else 1)
+
     def copying(self, cut: TileCut, first: TileCost) -> int:
         """Cycles of the DMA for the tiles of a cut, all like the first: at most those of `estimate`."""
-        spatial, channels = axes = self._axes(cut.shape)
+        spatial, channels = axes = self.axes(cut.shape)
         packed = self._packed(_NO_SETTINGS, spatial[0], channels[0]) if "" not in cut.in_place else 0
         outer = self._is_outer(cut, _NO_SETTINGS, first, packed, axes)
         places, spans = len(spatial), len(channels)

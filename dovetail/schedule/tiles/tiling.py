@@ -137,11 +137,12 @@ class PartTiles:
             return None
         if rival is not None and (first.engine * tiles + starts >= rival or clock.copying(cut, first) >= rival):
             return None
-        estimate = self.alike(cut)
-        if estimate is None:  # its constants do not fit, perhaps only those of two tiles at once
+        if (memory := clock.held(cut)) is None:  # its constants do not fit, perhaps only those of two tiles at once
             return TooLarge(held)
-        if budget is not None and estimate.nbytes > budget:
-            return TooLarge(estimate.nbytes)
+        if budget is not None and memory[1] > budget:
+            return TooLarge(memory[1])
+        estimate = self.alike(cut)
+        assert estimate is not None
         longest = max(estimate.engine, estimate.copying)
         rank = estimate.cycles + max(estimate.engine + starts, estimate.copying) - longest
         outer = estimate.channels_outer
