@@ -60,7 +60,7 @@ def plan(
     """Place, tile, order and allocate.
 
     Values start out in the memory their engines work in; while that does not fit, the largest value or early fetch of
-    constants at the busiest moment is given up.
+    constants is given up wherever it is too much.
 
     Args:
         laid: the network and how its values lie.
@@ -116,7 +116,7 @@ def check_reserved(regions: Sequence[Region], target: Target, reserved: Mapping[
 
 @dataclass(frozen=True)
 class _PlanningRound:
-    """The homes of values and how close layers follow each other; each round gives up one thing, so planning ends."""
+    """The homes of values and how close layers follow each other; each round gives up something, so planning ends."""
 
     homes: Homes
     """Memory of every value."""

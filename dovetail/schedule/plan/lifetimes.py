@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, groupby, pairwise
+from operator import itemgetter
 
 from dovetail import kernels
 from dovetail.ir.crop import reads_in_place
@@ -275,11 +276,10 @@ def crowded(
                 changes[min(first[member] for member in members)] += nbytes
                 changes[max(last[member] for member in members) + 1] -= nbytes
         places = sorted(changes)
-        in_use = list(zip(accumulate(changes[index] for index in places), places, strict=True))
-        stretches = (
-            max(own, key=lambda one: one[0]) for is_over, own in groupby(in_use, lambda one: one[0] > room) if is_over
-        )
-        for _, busiest in sorted(stretches, key=lambda one: -one[0]):
+        in_use = zip(accumulate(changes[index] for index in places), places, strict=True)
+        marked = ((nbytes > room, nbytes, index) for nbytes, index in in_use)
+        stretches = (max(own, key=itemgetter(1)) for is_over, own in groupby(marked, itemgetter(0)) if is_over)
+        for _, _, busiest in sorted(stretches, key=itemgetter(1), reverse=True):
             alive = (one for one in own if first[one.name] <= busiest <= last[one.name])
             yield memory, sorted(alive, key=lambda one: (-one.nbytes, one.name))
 
