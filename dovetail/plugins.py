@@ -11,7 +11,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from importlib.metadata import EntryPoint, EntryPoints, PackageNotFoundError, distribution, entry_points
+from importlib.metadata import Distribution, EntryPoint, EntryPoints, PackageNotFoundError, distribution, entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -138,7 +138,13 @@ def function(value: object) -> Callable[..., Any]:
 
 
 def _package(point: EntryPoint) -> str:
-    return point.dist.name if point.dist is not None else _OWN
+    return _name(point.dist) if point.dist is not None else _OWN
+
+
+@cache
+def _name(package: Distribution) -> str:
+    """A package's name: it is read from a file each time one asks."""
+    return package.name
 
 
 document(__name__)

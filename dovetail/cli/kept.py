@@ -77,8 +77,8 @@ class _Reading:
 _READING = _Reading()
 
 
-def _state(path: Path) -> tuple[int, int]:
-    state = path.stat()
+def _state(path: Path | str) -> tuple[int, int]:
+    state = os.stat(path)
     return state.st_mtime_ns, state.st_size
 
 
@@ -117,7 +117,7 @@ def place_of(model: Path, target: str, options: Options) -> Path | None:
     asked = [(own.name, getattr(options, own.name)) for own in fields(options) if own.name != "tell"]
     package = Path(dovetail.__file__).parent
     own = [
-        (os.path.relpath(folder, package), name, _state(Path(folder, name)))
+        (os.path.relpath(folder, package), name, _state(os.path.join(folder, name)))
         for folder, _, names in sorted(os.walk(package))
         for name in sorted(names)
         if not name.endswith(".pyc")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -13,6 +13,7 @@ from dovetail.ir.operators.movement import Reshape
 from dovetail.ir.types import Array, DType, TensorType, frozen
 
 OperatorT = TypeVar("OperatorT", bound=Operator)
+AnswerT = TypeVar("AnswerT")
 
 
 @dataclass(frozen=True)
@@ -101,13 +102,19 @@ class Graph:
         """The nodes that read each value, in order; a graph output has no node for being one."""
         return self._users
 
-    @cached_property
-    def known(self) -> dict[Any, Any]:
-        """Answers about this graph that several stages ask for, by question; they stay in this process."""
-        return {}
+    def once(self, question: Hashable, answer: Callable[[], AnswerT]) -> AnswerT:
+        """The answer to a question about this graph that several stages ask; it stays in this process."""
+        if question not in self._answers:
+            self._answers[question] = answer()
+        found: AnswerT = self._answers[question]
+        return found
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "known"}
+        return {name: value for name, value in vars(self).items() if name != "_answers"}
+
+    @cached_property
+    def _answers(self) -> dict[Hashable, Any]:
+        return {}
 
     @cached_property
     def _producers(self) -> Mapping[str, Node]:

@@ -64,10 +64,7 @@ def plain_wins(graph: Graph, core: CoreTraits) -> str:
 def compared(graph: Graph, core: CoreTraits) -> tuple[int, int]:
     """Cycles of a region's kernel with a core's own instructions, and of the plain kernel; 0 of both where there are no
     such instructions for it, or nobody knows cycles."""
-    if (asked := ("compared", core)) not in graph.known:
-        graph.known[asked] = _compared(graph, core)
-    answer: tuple[int, int] = graph.known[asked]
-    return answer
+    return graph.once(("compared", core), lambda: _compared(graph, core))
 
 
 def _compared(graph: Graph, core: CoreTraits) -> tuple[int, int]:
@@ -112,10 +109,7 @@ def rate(part: str, rates: Mapping[str, float]) -> float:
 
 
 def _turns(graph: Graph, core: CoreTraits, choice: Choice = MappingProxyType({})) -> Turns:
-    if (asked := ("turns", core, *sorted(choice.items()))) not in graph.known:
-        graph.known[asked] = _counted(graph, core, choice)
-    answer: Turns = graph.known[asked]
-    return answer
+    return graph.once(("turns", core, *sorted(choice.items())), lambda: _counted(graph, core, choice))
 
 
 def _counted(graph: Graph, core: CoreTraits, choice: Choice) -> Turns:

@@ -73,6 +73,7 @@ _CopyNest = tuple[int, int, tuple[_CopyAxis, ...]]
 """First byte in the source and in the destination, and the axes to walk from there, outermost first."""
 
 
+@lru_cache(maxsize=1024)
 def transfers(copy: Copy) -> tuple[Transfer, ...]:
     """The DMA transfers of a copy, in order.
 
@@ -104,8 +105,13 @@ def _transfers(source: _End, destination: _End, before: Shape, fill: int, border
     return tuple(transfer for nest in nests for transfer in _split(*nest))
 
 
-def dma_rows(copy: Copy) -> Iterator[Transfer]:
+@lru_cache(maxsize=1024)
+def dma_rows(copy: Copy) -> tuple[Transfer, ...]:
     """A copy in planes of rows, as many rows to a plane as can be."""
+    return tuple(_rows(copy))
+
+
+def _rows(copy: Copy) -> Iterator[Transfer]:
     for whole in transfers(copy):
         if whole.planes > whole.rows:
             strides = (whole.source_plane_stride, whole.destination_plane_stride)
@@ -120,7 +126,7 @@ def dma_rows(copy: Copy) -> Iterator[Transfer]:
 
 def transfer_count(copy: Copy) -> int:
     """Number of transfers a DMA makes of a copy."""
-    return len(list(dma_rows(copy)) if copy.stream else dma_transfers(copy))
+    return len(dma_rows(copy) if copy.stream else dma_transfers(copy))
 
 
 def dma_transfers(copy: Copy) -> list[Transfer]:

@@ -59,12 +59,8 @@ def partition(
 
 def initial_partition(graph: Graph, target: Target) -> tuple[Region, ...]:
     """The partition from which assignment starts: without offloads that cost accuracy."""
-    machine, found = graph.known.get("partition", (None, ()))
-    if machine is not target:
-        exact = without_offloads(target, dict.fromkeys((engine.name for engine in target.engines), False))
-        _, found = graph.known["partition"] = target, partition(graph, exact)
-    answer: tuple[Region, ...] = found
-    return answer
+    exact = without_offloads(target, dict.fromkeys((engine.name for engine in target.engines), False))
+    return graph.once(("partition", id(target)), lambda: (target, partition(graph, exact)))[1]  # it keeps its number
 
 
 def without_offloads(target: Target, allowed: Mapping[str, bool]) -> Target:
