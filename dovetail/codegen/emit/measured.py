@@ -15,7 +15,8 @@ from dovetail.files import TemporaryFolder
 
 def stack_need(unit: Unit, project: Project) -> StackNeed:
     """The stack of the program, measured; raises BuildError where the emitted C does not compile."""
-    data = {f"src/{unit.model}_constants.c", f"src/{unit.model}_weights.S"}  # these have no functions
+    empty = ("constants.c", "weights.S", *(() if unit.kernels else ("kernels.c",)))  # these have no functions
+    data = {f"src/{unit.model}_{name}" for name in empty}
     sources = [Path(name) for name in project.target_sources if name not in data]
     library = [one for one in sources if one.parts[0] == "runtime" and one.name != "sim_main.c"]
     with TemporaryFolder() as folder:
