@@ -28,7 +28,7 @@ from dovetail.targets import load_target
 TARGETS = ("riscv", "cortex_m4", "riscv_xpulp", "ne16")
 PLACES = 256
 KINDS = {
-    "attention": {"FixedAttention", "AttentionWeights", "BitProduct", "ToBitPlanes", "AttentionEnd"},
+    "attention": {"FixedAttention", "AttentionWeights", "BitProduct", "SpreadBits", "AttentionEnd"},
     "rows of caches": {"WriteRow", "WriteBits"},
     "dense layers": {"FullyConnected", "Conv2d"},
     "normalisation": {"FixedStandard"},

@@ -30,7 +30,7 @@ from dovetail.ir.operators.arithmetic import (
     fixed_point,
 )
 from dovetail.ir.operators.base import Operator
-from dovetail.ir.operators.bits import BitProduct, ToBitPlanes, WriteBits
+from dovetail.ir.operators.bits import BitProduct, SpreadBits, ToBitPlanes, WriteBits
 from dovetail.ir.operators.elementwise import Binary, BinaryKind, Compare, CompareKind, Convert, Select
 from dovetail.ir.operators.fixed import (
     FixedDivide,
@@ -251,6 +251,15 @@ FLOAT = [
     Case(MatrixProduct(0, 7), (of(I16, 3, 300), of(I8, 300, 2))),
     *(Case(ToBitPlanes(group), (of(U8, 5, depth),)) for group, depth in ((16, 32), (16, 21), (8, 5))),
     *(Case(WriteBits(), (of(U8, 3, 2, 8, 2), of(U8, 1, 3), of(at, 1)), (None, None, (-40, 40))) for at in (I32, I64)),
+    *(
+        Case(WriteBits(), (of(U8, 3, 2, 8, 2), of(U8, 20, 3), of(I32, 20)), (None, None, (places, 9)))
+        for places in (-9, 8)
+    ),
+    *(
+        Case(SpreadBits(16, 2, 2, 131, first), (of(I8, 4 - first, rows, depth),))
+        for first in (0, 1)
+        for rows, depth in ((1, 16), (3, 8), (2, 5))
+    ),
     *(Case(BitProduct(zero), (of(U8, 3, 21), of(U8, 6, 2, 8, 2))) for zero in (0, 131)),
     *(Case(Compare(kind), (of(x, 2, 300), of(x, 300))) for kind in CompareKind for x in (F32, I8, I32)),
     Case(Select(), (of(DType.BOOL, 2, 1), of(I16, 2, 30), of(I16, 30)), ((0, 1),)),
@@ -531,7 +540,9 @@ WHOLE_ONLY = (
     *(Attention, FixedAttention, WriteRow),
 )
 """Operators that are never computed in parts."""
-CROPPED = [case for case in CASES if not isinstance(case.operator, WHOLE_ONLY)]
+SPREAD_ROWS = [case for case in CASES if isinstance(case.operator, SpreadBits) and case.operands[0].shape[1] > 1]
+"""Cropped by whole heads only."""
+CROPPED = [case for case in CASES if not isinstance(case.operator, WHOLE_ONLY) and case not in SPREAD_ROWS]
 
 
 def random_box(data: st.DataObject, shape: Sequence[int]) -> Box:

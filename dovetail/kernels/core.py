@@ -238,7 +238,8 @@ def generate_all(requests: Sequence[KernelScope], little: Collection[int]) -> li
         if shared := compact.get(index):
             kernels.append(_small(shared))
         elif index in little:
-            kernels.append(_small(generated(replace(request, core=request.core.basic, lanes=None, choice={}))))
+            core = replace(request.core.basic, turn=1)
+            kernels.append(_small(generated(replace(request, core=core, lanes=None, choice={}))))
         else:
             kernels.append(_with_border(request, borders.get(index)))
     return kernels

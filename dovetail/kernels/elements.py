@@ -17,6 +17,7 @@ from dovetail.kernels.c import (
     total,
     variable,
     wrapped,
+    written_out,
 )
 from dovetail.kernels.epilogue import finish
 from dovetail.kernels.kernel import Expression, Index, KernelWriter
@@ -42,6 +43,7 @@ def write_elements(
     element: Callable[[Places], Computed],
     names: Places = (),
     row: Callable[[Places], Lines] | None = None,
+    turn: int = 1,
 ) -> KernelWriter:
     """The writer of a kernel with a loop for every axis of the result.
 
@@ -50,10 +52,13 @@ def write_elements(
         element: from its place, the statements and the value of one element.
         names: loop variables; axis_0, axis_1, ... unless given.
         row: from a row's place along the outer axes, statements before the last axis' loop.
+        turn: most elements of a turn of that loop, of which each is written out.
     """
     shape = scope.output_shape
     names = names or tuple(f"axis_{axis}" for axis in range(len(shape)))
     places = tuple(variable(name, size) for name, size in zip(names, shape, strict=True))
+    lanes = channel_lanes(shape[-1], min(turn, scope.core.turn)) if shape else 1
+    places = (*places[:-1], total(places[-1], "lane")) if lanes > 1 else places
     index: Index = lambda operand: place_in(operand, places)  # noqa: E731
 
     def one() -> Lines:
@@ -63,14 +68,12 @@ def write_elements(
     def body() -> Lines:
         lines, pairs = one(), list(zip(names, shape, strict=True))
         if row is not None:
-            lines = [*row(places[:-1]), *loop(*pairs.pop(), lines)]
+            lines = [*row(places[:-1]), *loop(*pairs.pop(), written_out("lane", lanes, lines), step=lanes)]
         return nested(pairs, lines)
 
     return scope.writer(body, one)
 
 
-_TURN = 4
-"""Elements per turn of the innermost loop."""
 _NAMES = {1: ("index",), 2: ("row", "index"), 3: ("plane", "row", "index"), 4: ("image", "plane", "row", "index")}
 row_major = dense_steps
 """The strides, in elements, of a dense array."""
@@ -121,10 +124,13 @@ def walk_text(walk: int, start: int, loops: Sequence[tuple[int, tuple[int, ...]]
     return total(*terms, start)
 
 
-def nest(result: Shape, box: Box, body: Callable[[Index, str], Lines], source: Walk | None = None) -> Lines:
+def nest(
+    scope: KernelScope, result: Shape, box: Box, body: Callable[[Index, str], Lines], source: Walk | None = None
+) -> Lines:
     """The loops over a box of the result.
 
     Args:
+        scope: of the region.
         result: shape of the result.
         box: the part of it to compute.
         body: writes the statements of one element from the index of operands that broadcast to the result, and the
@@ -144,12 +150,12 @@ def nest(result: Shape, box: Box, body: Callable[[Index, str], Lines], source: W
     loops = merge([stop - start for start, stop in box], walks)
     names, counts = loop_names(len(loops)), [count for count, _ in loops]
     texts = [walk_text(number, walk.start, loops) for number, walk in enumerate(walks)]
-    turn = channel_lanes(counts[-1], _TURN) if loops else 1
+    turn = channel_lanes(counts[-1], scope.core.turn) if loops else 1
     if turn > 1:
         texts = [total(text, product("lane", step)) for text, step in zip(texts, loops[-1][1], strict=True)]
     lines = body(lambda shape: texts[shapes.index(shape)], texts[-1])
     if turn > 1:
-        lines = loop(names[-1], counts.pop(), loop("lane", turn, lines), step=turn)
+        lines = loop(names[-1], counts.pop(), written_out("lane", turn, lines), step=turn)
     lines = nested(zip(names, counts, strict=False), lines)
     if not names and len(lines) > 1:  # several nests may stand in one function, each with its own variables
         return ["{", *indent(lines), "}"]

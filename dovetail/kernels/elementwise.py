@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf
+from operator import add, mul, sub
 
 from dovetail.ir.graph import Node
 from dovetail.ir.operators.activation import Clamp
@@ -35,6 +36,7 @@ def _lookup(scope: KernelScope, node: Node, operator: Lookup, x: Expression) -> 
 
 
 _ARITHMETIC = {BinaryKind.ADD: "+", BinaryKind.SUBTRACT: "-", BinaryKind.MULTIPLY: "*", BinaryKind.DIVIDE: "/"}
+_ENDS = {BinaryKind.ADD: add, BinaryKind.SUBTRACT: sub, BinaryKind.MULTIPLY: mul}
 _CALLS = {BinaryKind.POWER: "power", BinaryKind.MODULO: "modulo"}
 _INTEGER_CALLS = {
     BinaryKind.DIVIDE: "divide_integers",
@@ -86,6 +88,9 @@ def _integers(scope: KernelScope, node: Node, kind: BinaryKind, a: Expression, b
         text = f"({stored})({x} * {x})"
     elif kind in _ARITHMETIC:
         text = f"({stored})((u{wide}){atom(a.text)} {_ARITHMETIC[kind]} (u{wide}){atom(b.text)})"
+        ends = [_ENDS[kind](x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
+        if dtype.low <= min(ends) and max(ends) <= dtype.high:
+            return scope.named("term", held, text, min(ends), max(ends))
     else:
         raise UnsupportedRegion(f"{kind.value} of {dtype.text} is not computed on the core.")
     return scope.named("term", held, text, dtype.low, dtype.high)

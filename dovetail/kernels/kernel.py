@@ -228,6 +228,8 @@ class CoreTraits:
     """The same of kernels as the core has them; None where nobody measured: own instructions are then counted."""
     aligned: int = 0
     """Cycles of a store where words must begin at multiples of their size; 0 where they need not."""
+    turn: int = 4
+    """Elements of a turn of the innermost loop of kernels that compute each by itself."""
 
     @property
     def basic(self) -> CoreTraits:

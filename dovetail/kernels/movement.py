@@ -12,7 +12,6 @@ import numpy as np
 
 from dovetail.ir.layout import Layout, row_major, stored_shape
 from dovetail.ir.operators.base import Operator
-from dovetail.ir.operators.bits import BitProduct, ToBitPlanes, WriteBits
 from dovetail.ir.operators.movement import (
     Concat,
     Gather,
@@ -30,7 +29,6 @@ from dovetail.kernels.c import (
     Lines,
     block,
     c_type,
-    code,
     integer,
     loop,
     nested,
@@ -57,12 +55,12 @@ from dovetail.kernels.kernel import (
     Expression,
     KernelWriter,
     Turns,
-    UnsupportedRegion,
     expression_of,
     refuse,
     turns_of_family,
 )
 from dovetail.kernels.moved_words import TYPES, MovedRows, bytes_moved, filled, pad_rows, patch_rows
+from dovetail.kernels.pointwise import flipped
 from dovetail.kernels.registry import TURNS, kernel
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.window import COLUMN, ROW, Nest, anchored, window_of
@@ -116,7 +114,7 @@ def _copy(scope: KernelScope, position: int, box: Box, source: Walk) -> Lines:
 
 def _computed(scope: KernelScope, box: Box, value: Callable[[str], Expression], source: Walk | None) -> Lines:
     """The loops that fill `box` with the pointwise tree of `value` at the source's index."""
-    return nest(scope.output_shape, box, lambda index, text: finish(scope, index, value(text)), source)
+    return nest(scope, scope.output_shape, box, lambda index, text: finish(scope, index, value(text)), source)
 
 
 def _fill(scope: KernelScope, kind: TensorType, number: float) -> Lines:
@@ -132,7 +130,7 @@ def _fill(scope: KernelScope, kind: TensorType, number: float) -> Lines:
 
 @kernel(Transpose, Reshape, Slice, Concat)
 def _movement(scope: KernelScope, operator: Operator) -> KernelWriter:
-    return scope.writer(lambda: [line for box in _boxes(scope) for line in _copy(scope, *box)])
+    return scope.writer(lambda: flipped(scope) or [line for box in _boxes(scope) for line in _copy(scope, *box)])
 
 
 def _byte_rows(scope: KernelScope, box: Box, source: Walk) -> tuple[int, int, int, int] | None:
@@ -521,80 +519,3 @@ def _runs_moved(scope: KernelScope, source: str, run: int) -> Lines:
     words = f"__builtin_memcpy(__builtin_assume_aligned({to}, 4), __builtin_assume_aligned({at}, 4), {nbytes});"
     by_words = block(f"if ((((uintptr_t){name} | (uintptr_t)output) & 3) == 0)", nested(loops, [words]))
     return [*by_words[:-1], *block("} else", lines)]
-
-
-@kernel(ToBitPlanes)
-def _apart(scope: KernelScope, operator: ToBitPlanes) -> KernelWriter:
-    if scope.tree:
-        raise UnsupportedRegion(f"{type(scope.tree[0].operator).__name__} behind bits taken apart is not fused.")
-    rows, depth = scope.type(0).shape
-    group, row = operator.group, scope.result.elements // rows
-    each, whole, rest = group // 8, depth // 8, depth % 8
-
-    def body() -> Lines:
-        x = scope.operand(0, "input")
-        to = f"to + part / {each} * {group} + part % {each}" if each > 1 else f"to + part * {group}"
-        lines = [f"const uint8_t *from = {x} + row * {depth};", f"uint8_t *to = output + row * {row};"]
-        if depth % group:
-            lines.append(f"__builtin_memset(to, 0, {row});")
-        lines += loop("part", whole, [f"bits_apart(from + part * 8, {to}, {each});"]) if whole else []
-        if rest:
-            last = whole // each * group + whole % each
-            lines += ["uint8_t last[8] = {0};", f"__builtin_memcpy(last, from + {whole * 8}, {rest});"]
-            lines.append(f"bits_apart(last, to + {last}, {each});")
-        return block(f"for (int32_t row = 0; row < {rows}; ++row)", lines)
-
-    return scope.writer(body)
-
-
-@kernel(WriteBits, once=True)
-def _write_bits(scope: KernelScope, operator: WriteBits) -> KernelWriter:
-    if scope.tree:
-        raise UnsupportedRegion(f"{scope.tree[0].operator.class_name} behind bits that are written is not fused.")
-    rows, groups, _, each = scope.result.shape
-    size, count, step = scope.result.elements, scope.type(2).elements, variable("step", scope.type(2).elements)
-
-    def body() -> Lines:
-        bytes_, place = scope.operand(1, "bytes"), scope.operand(2, "place")
-        kept = scope.overwritten == scope.node.inputs[0]
-        lines = [] if kept else [f"__builtin_memcpy(output, {scope.operand(0, 'input')}, {size}u);"]
-        written = [
-            f"to[{bit * each}] = (uint8_t)((to[{bit * each}] & kept) | ((value >> {bit} & 1u) << lane));"
-            for bit in range(8)
-        ]
-        write = code(
-            f"""
-            const int32_t at = gathered({place}[{step}], {groups * each * 8});
-            const uint32_t lane = (uint32_t)at & 7u;
-            const uint32_t kept = ~(1u << lane);
-            uint8_t *to = output + at / {each * 8} * {each * 8} + at / 8 % {each};
-            for (int32_t row = 0; row < {rows}; ++row, to += {size // rows}) {{
-                const uint32_t value = {bytes_}[{total(product(step, rows), "row")}];
-                @written
-            }}
-            """,
-            written=written,
-        )
-        return [*lines, *(loop("step", count, write) if count > 1 else write)]
-
-    return scope.writer(body)
-
-
-@kernel(BitProduct)
-def _product(scope: KernelScope, operator: BitProduct) -> KernelWriter:
-    shape, (_, groups, _, each) = scope.type(0).shape, scope.type(1).shape
-    group, depth = 8 * each, shape[-1]
-    reach = depth * 255 * 255
-    refuse(reach >= 1 << 31, f"sums of up to {reach} do not fit 32 bits.")
-
-    def element(places: Places) -> Computed:
-        x, planes = scope.operand(0, "input"), scope.operand(1, "planes")
-        bit = f"{planes}[(({places[-1]} * {groups} + depth / {group}) * 8 + bit) * {each} + depth % {group} / 8]"
-        lines = [
-            f"int32_t weight = -{operator.zero_point};",
-            *loop("bit", 8, [f"weight += ({bit} >> depth % 8 & 1) << bit;"]),
-            f"sum += {x}[{place_in(shape, (*places[:-1], 'depth'))}] * weight;",
-        ]
-        return ["int32_t sum = 0;", *loop("depth", depth, lines)], Expression("sum", "int32_t", -reach, reach)
-
-    return write_elements(scope, element)

@@ -62,13 +62,20 @@ def _matched(scope: KernelScope, pattern: Pattern) -> Match | None:
     return None if scope.layouts else match
 
 
-def _flip(scope: KernelScope) -> Lines | None:
+_OFFSET = apply(Offset)
+
+
+def flipped(scope: KernelScope) -> Lines | None:
     """The sign flip, int8 + 128 as uint8 and back: XOR of whole words, which 8-byte aligned arrays load and store in
     one instruction each."""
-    match = _matched(scope, apply(Offset, operand("x")))
-    if match is None or {match.type("x").dtype, match.result.dtype} != set(_BYTES):
+    moved = scope.anchor is None or scope.anchor.operator.is_view
+    if len(scope.tree) != 1 or not moved or scope.layouts or not _OFFSET.fits(scope.tree[0]):
         return None
-    name, count = scope.input(match.values["x"]), match.result.elements
+    (node,), types = scope.tree, scope.graph.types
+    source, result = (scope.anchor or node).inputs[0], types[node.output]
+    if {types[node.inputs[0]].dtype, result.dtype} != set(_BYTES) or source not in scope.graph.inputs:
+        return None
+    name, count = scope.input(source), result.elements
     whole, words_end = count - count % _FLIPPED, count - count % 4
     together = _FLIPPED * _FLIPS
     several = count - count % together if count > _FLIPS * together else 0
@@ -333,10 +340,10 @@ def write_pointwise(scope: KernelScope) -> KernelWriter:
             if (lines := form(scope)) is not None:
                 return lines
         shape = scope.output_shape
-        return nest(shape, full_box(shape), lambda index, _: finish(scope, index, None))
+        return nest(scope, shape, full_box(shape), lambda index, _: finish(scope, index, None))
 
     return scope.writer(body, lambda: finish(scope, lambda shape: "0", None))
 
 
-_FORMS = (_flip, _rectified, _in_wide_registers, _addition, _quantised, _by_bytes)
+_FORMS = (flipped, _rectified, _in_wide_registers, _addition, _quantised, _by_bytes)
 """Shorter statements for some regions of pointwise operators; each gives None for others."""

@@ -115,7 +115,11 @@ def _arg_extreme(scope: KernelScope, operator: ArgExtreme) -> KernelWriter:
 
 
 def _write_rows(
-    scope: KernelScope, before: Callable[[int], Lines], element: Callable[[str], Computed | str], first: int = 0
+    scope: KernelScope,
+    before: Callable[[int], Lines],
+    element: Callable[[str], Computed | str],
+    first: int = 0,
+    turn: int = 1,
 ) -> KernelWriter:
     """The writer of a kernel that computes each row by itself.
 
@@ -124,6 +128,7 @@ def _write_rows(
         before: the statements before the first element, from the size of a row; `from` points at the operand's row.
         element: what is computed of each element then; a text alone is a float's.
         first: the first element that is computed.
+        turn: as `write_elements`.
     """
     kind = scope.type(0)
 
@@ -135,7 +140,7 @@ def _write_rows(
         computed = element(f"from[{total(places[-1], first)}]")
         return ([], Expression(computed, "float")) if isinstance(computed, str) else computed
 
-    return write_elements(scope, one, row=row)
+    return write_elements(scope, one, row=row, turn=turn)
 
 
 def _limited(text: str, low: int, high: int, *before: str) -> Computed:
@@ -351,7 +356,7 @@ def _standard(scope: KernelScope, operator: FixedStandard) -> KernelWriter:
             const int32_t above = (int32_t)(spread >> 29);
             const int32_t half = above > 1 ? (32 - leading_zeros((uint32_t)above)) >> 1 : 0;
             int32_t root_shift = 0;
-            const int32_t inverse = inverse_root((int32_t)(spread >> (2 * half)), &root_shift);
+            const int32_t inverse = held(inverse_root((int32_t)(spread >> (2 * half)), &root_shift));
             const int32_t power = half - root_shift + {31 - operator.fraction_bits + (raised - 32) * upper};
             """,
             sums=[*sums, f"{kind} squares = 0;", *loop("along", size, steps, step=turn)],
@@ -362,8 +367,8 @@ def _standard(scope: KernelScope, operator: FixedStandard) -> KernelWriter:
         centred = f"{value} - sum" if operator.centred else value
         if upper:
             high = f"(int32_t)((int64_t)(({centred}) * {1 << raised}) * inverse >> 32)"
-            return _limited(f"clip(({high} + (1 << (power - 1))) >> power, -32768, 32767)", -32768, 32767)
+            return _limited(f"held(clip(({high} + (1 << (power - 1))) >> power, -32768, 32767))", -32768, 32767)
         scaled = f"((int64_t)({centred}) * inverse + ((int64_t)1 << (power - 1))) >> power"
         return _limited(f"clip_wide({scaled}, -32768, 32767)", -32768, 32767)
 
-    return _write_rows(scope, before, element, operator.span[0] if operator.span else 0)
+    return _write_rows(scope, before, element, operator.span[0] if operator.span else 0, _TURN)

@@ -18,7 +18,20 @@ from dovetail.ir.operators.sequence import (
     FixedAttention,
     WriteRow,
 )
-from dovetail.kernels.c import Lines, block, c_type, code, indent, loop, product, real, total, variable
+from dovetail.kernels.c import (
+    Lines,
+    block,
+    c_type,
+    channel_lanes,
+    code,
+    indent,
+    loop,
+    product,
+    real,
+    total,
+    variable,
+    written_out,
+)
 from dovetail.kernels.elements import place_in
 from dovetail.kernels.epilogue import finish
 from dovetail.kernels.kernel import Expression, KernelWriter, UnsupportedRegion, refuse
@@ -87,43 +100,18 @@ class _Weighting:
         return f"{sum_} = {self.adds}({sum_}, {left}, {right});" if self.adds else f"{sum_} += {left} * {right};"
 
 
-def _limits(live: str, places: int, holes: bool) -> Lines:
-    """The statements that find the first live place and one behind the last, four of them at a time, and whether others
-    lie between."""
-    words = f"((uintptr_t)lives & 3u) == 0u && {places} % 4 == 0"
+def _limits(live: str, places: int) -> Lines:
+    """The statements that find the first live place and one behind the last, and whether others lie between."""
     return code(
         f"""
         const uint8_t *const lives = {live};
         int32_t first = 0;
-        int32_t last = {places};
-        while (first < last && lives[first] == 0u) {{
+        while (first < {places} && lives[first] == 0u) {{
             ++first;
         }}
-        if ({words}) {{
-            while (last > first + 3 && word_at(lives + last - 4) == 0u) {{
-                last -= 4;
-            }}
-        }}
-        while (last > first && lives[last - 1] == 0u) {{
-            --last;
-        }}
-        @holes
-        """,
-        holes=code(
-            f"""
-            int32_t holes = 0;
-            for (int32_t place = first; place < last; ++place) {{
-                if ({words} && place % 4 == 0) {{
-                    while (place < last - 3 && word_at(lives + place) == 0x01010101u) {{
-                        place += 4;
-                    }}
-                }}
-                holes += place < last && lives[place] == 0u;
-            }}
-            """
-        )
-        if holes
-        else [],
+        const int32_t last = last_live(lives, first, {places});
+        const int32_t holes = has_holes(lives, first, last);
+        """
     )
 
 
@@ -176,7 +164,7 @@ class _AttentionWriter:
         """All rows."""
         rows, places, masks = self.sizes[1], self.sizes[4], self.scope.type(3).shape[0]
         live, row = self.scope.operand(3, "live"), variable("row", rows)
-        limits = _limits(total(live, product(row, places)) if masks > 1 else live, places, holes=True)
+        limits = _limits(total(live, product(row, places)) if masks > 1 else live, places)
         return [f"{self.how.kind} scores[{places * self.together}];", *loop("row", rows, [*limits, *self._heads()])]
 
     def _heads(self) -> Lines:
@@ -363,7 +351,7 @@ def _ending(whole: str) -> Lines:
     )
 
 
-def _weight(operator: FixedAttention | AttentionWeights, table: str, far: int, behind: Sequence[str]) -> Lines:
+def _weight(operator: FixedAttention, table: str, far: int, behind: Sequence[str]) -> Lines:
     """The statements that make `weight_{n}` of `distance_{n}`, and those behind, where it is not 0."""
     index = f"(uint32_t)distance_{{n}} * {operator.multiplier}u >> {operator.shift}"
     inside = [f"weight_{{n}} = (int32_t){table}[{index}];", *behind]
@@ -371,68 +359,87 @@ def _weight(operator: FixedAttention | AttentionWeights, table: str, far: int, b
 
 
 def _cleared(nbytes: int) -> Lines:
-    """The statements that make so many bytes of the result 0."""
-    cleared = "__builtin_memset(__builtin_assume_aligned(output + at, 4), 0, 16);"
-    return block(f"for (int32_t at = 0; at < {nbytes}; at += 16)", [cleared])
+    """The statements that make so many bytes of the result 0, a multiple of 16."""
+    cleared = "__builtin_memset(__builtin_assume_aligned(output + at + lane * 16, 4), 0, 16);"
+    lanes = channel_lanes(nbytes // 16, 8)
+    turn = written_out("lane", lanes, [cleared, "in_order();"])  # one at a time, or compilers call a function
+    return block(f"for (int32_t at = 0; at < {nbytes}; at += {16 * lanes})", turn)
 
 
-_HEADS = 8
-"""Most heads whose largest scores are kept in registers."""
+_TURN = 4
+"""Places of a turn."""
+
+
+def _places(every: int, moved: str, lines: Sequence[str]) -> Lines:
+    """The loops over the places of a head's scores: of some at a time where all are live, and of single ones.
+
+    Args:
+        every: scores of a place.
+        moved: what else moves on by {n} places.
+        lines: statements of `score_{n}`, that of place number {n} of a turn.
+    """
+    read = f"const int32_t score_{{n}} = score[{{n}} * {every}];"
+    own = [[line.replace("{n}", str(n)) for line in (read, *lines)] for n in range(_TURN)]
+    several = [*(one[0] for one in own), "in_order();", *(line for one in own for line in one[1:])]
+    return code(
+        f"""
+        score = from;
+        place = first;
+        for (; place < even; place += {_TURN}, score += {_TURN * every}{moved.replace("{n}", str(_TURN))}) {{
+            @several
+        }}
+        for (; place < last; ++place, score += {every}{moved.replace("{n}", "1")}) {{
+            if (lives[place] != 0u) {{
+                @single
+            }}
+        }}
+        """,
+        several=several,
+        single=own[0],
+    )
 
 
 @kernel(AttentionWeights, once=True)
 def _attention_weights(scope: KernelScope, operator: AttentionWeights) -> KernelWriter:
+    """The writer of an AttentionWeights; the table has the lower bytes of all exponentials, then the upper ones."""
     refuse(bool(scope.tree), "nothing behind weights of attention is fused.")
     (_, places, _, every), rows = scope.type(0).shape, scope.type(1).shape[0]
     skipped, stop = operator.span([scope.type(0), scope.type(1)])
-    heads, row = stop - skipped, variable("row", rows)
-    table = scope.constant(scope.node.output, "exponentials", operator.table(places).astype(np.uint16))
-    far, step = operator.farthest(places), next(n for n in range(_HEADS, 0, -1) if heads % n == 0)
+    heads, row, powers, far = stop - skipped, variable("row", rows), operator.table(places), operator.farthest(places)
     refuse(far * operator.multiplier >= 1 << 32, "a distance times the multiplier of attention must fit 32 bits.")
     refuse(places % 8 > 0, "weights of attention are for a multiple of 8 places.")
-
-    def each(read: str, *lines: str) -> Lines:
-        """Lines for each head, behind what is read for the next one."""
-        own = [[line.replace("{n}", str(n)) for line in (read, *lines)] for n in range(step)]
-        ahead = [*([one[0], "in_order();"] for one in own[1:]), []]
-        return [own[0][0], *(line for first, rest in zip(ahead, own, strict=True) for line in (*first, *rest[1:]))]
+    table = scope.constant(scope.node.output, "exponentials", np.stack((powers & 255, powers >> 8)).astype(np.uint8))
+    larger = ["if (__builtin_expect(score_{n} > largest, 0)) {", "    largest = held(score_{n});", "}"]
+    index = f"(uint32_t)distance_{{n}} * {operator.multiplier}u >> {operator.shift}"
+    power = [f"const uint8_t *const power_{{n}} = {table} + ({index});", "const uint8_t low_{n} = power_{n}[0];"]
+    power += [f"upper[{{n}}] = power_{{n}}[{powers.size}];", "lower[{n}] = low_{n};"]
+    near = block(f"if (__builtin_expect(distance_{{n}} < {far}, 1))", power)
 
     def body() -> Lines:
         scores, live = scope.operand(0, "scores"), scope.operand(1, "live")
-        stored = [
-            f"lower[{{n}} * {2 * rows * places}] = (uint8_t)weight_{{n}};",
-            f"upper[{{n}} * {2 * rows * places}] = (uint8_t)(weight_{{n}} >> 8);",
-        ]
-        read = f"const int32_t score_{{n}} = score[{'{n}' if rows == 1 else f'{{n}} * {rows}'}];"
-        weigh = ["const int32_t distance_{n} = largest_{n} - score_{n};", *_weight(operator, table, far, stored)]
-        own = total(product("first", every), product("head", rows), row, skipped * rows)
+        own = total(scores, product("first", every), product("head", rows), row, skipped * rows)
         weighed = code(
             f"""
             @limits
-            for (int32_t head = 0; head < {heads}; head += {step}) {{
-                const int32_t *score = {scores} + {own};
+            const int32_t even = holes != 0 ? first : last - (last - first) % {_TURN};
+            for (int32_t head = 0; head < {heads}; ++head) {{
+                const int32_t *const from = {own};
+                const int32_t *score;
+                int32_t place;
+                int32_t largest = INT32_MIN;
                 @largest
-                for (int32_t place = first; place < last; ++place, score += {every}) {{
-                    if (lives[place] != 0u) {{
-                        @greater
-                    }}
-                }}
-                score = {scores} + {own};
                 uint8_t *lower = output + {total(product("head", 2 * rows * places), product(row, 2 * places))} + first;
                 uint8_t *upper = lower + {places};
-                for (int32_t place = first; place < last; ++place, score += {every}, ++lower, ++upper) {{
-                    if (lives[place] != 0u) {{
-                        @weights
-                    }}
-                }}
+                @weights
             }}
             """,
-            limits=_limits(total(live, product(row, places)), places, holes=False),
-            largest=[f"int32_t largest_{n} = INT32_MIN;" for n in range(step)],
-            greater=each(
-                read, "if (__builtin_expect(score_{n} > largest_{n}, 0)) {", "    largest_{n} = score_{n};", "}"
+            limits=_limits(total(live, product(row, places)), places),
+            largest=_places(every, "", larger),
+            weights=_places(
+                every,
+                ", lower += {n}, upper += {n}",
+                ["const int32_t distance_{n} = largest - score_{n};", *near],
             ),
-            weights=each(read, *weigh),
         )
         return [*_cleared(2 * heads * rows * places), *loop("row", rows, weighed)]
 

@@ -14,10 +14,9 @@ from math import prod
 import numpy as np
 
 from dovetail.ir.graph import Graph, GraphBuilder, Node, prune
-from dovetail.ir.operators.arithmetic import Add, Clip, Offset
+from dovetail.ir.operators.arithmetic import Offset
 from dovetail.ir.operators.base import Operator
-from dovetail.ir.operators.bits import BitProduct, ToBitPlanes, WriteBits
-from dovetail.ir.operators.elementwise import Binary, BinaryKind
+from dovetail.ir.operators.bits import BitProduct, SpreadBits, ToBitPlanes, WriteBits
 from dovetail.ir.operators.linear import Conv2d
 from dovetail.ir.operators.movement import Concat, Reshape, Slice, Transpose
 from dovetail.ir.operators.sequence import AttentionEnd, AttentionWeights, FixedAttention, WriteRow
@@ -180,17 +179,16 @@ def _attend(builder: GraphBuilder, node: Node, one: _CachedAttention, packs: int
     values = draft.add(WriteBits(), before, row_of_values, at)
     heads, rows, _ = draft.kind(node.inputs[0]).shape
     each = max(1, _MOST_SCORES // (heads * places))
-    own = np.arange(heads)[:, None, None] // (heads // groups) == np.arange(groups)[:, None]
-    channels = draft.constant("channels", own.astype(np.int32)[:, None] if rows > 1 else own.astype(np.int32))
-    zero = draft.constant("zero", np.array([one.operator.query_zero_point + _SHIFT], np.int32))
+    zero = one.operator.query_zero_point + _SHIFT
     ones = draft.constant("ones", np.ones((1, 1, 1, places), np.int8))
     spans = [(first, min(first + each, rows)) for first in range(0, rows, each)]
     scores, sums, parts = list[str](), list[tuple[str, str]](), list[str]()
     for turn in range(len(spans) + 2):  # the engine computes scores while the core weighs those before
         if turn < len(spans):
-            asked = _spread(draft, draft.rows(node.inputs[0], 1, *spans[turn]), (channels, zero), one)
-            queries = draft.add(ToBitPlanes(packs), asked)
-            scores.append(draft.add(BitProduct(one.operator.query_zero_point + _SHIFT), keys, queries))
+            queries = draft.add(
+                SpreadBits(packs, groups, heads // groups, zero), draft.rows(node.inputs[0], 1, *spans[turn])
+            )
+            scores.append(draft.add(BitProduct(zero), keys, queries))
         if 0 < turn <= len(spans):
             live = draft.rows(node.inputs[3], 0, *spans[turn - 1])
             weights = draft.add(AttentionWeights(one.operator.multiplier, one.operator.shift), scores[turn - 1], live)
@@ -203,13 +201,3 @@ def _attend(builder: GraphBuilder, node: Node, one: _CachedAttention, packs: int
             parts.append(builder.add(end, inputs, node.output, node.origin) if whole else draft.add(end, *inputs))
     found = parts[0] if len(parts) == 1 else builder.add(Concat(1), parts, node.output, node.origin)
     names |= {node.output: found, both[0].node.output: keys, both[1].node.output: values}
-
-
-def _spread(draft: _Parts, queries: str, constants: tuple[str, str], one: _CachedAttention) -> str:
-    """The queries of all heads, uint8 [heads * rows, groups * depth], with nothing in the channels of other groups."""
-    (heads, rows, depth), groups = draft.kind(queries).shape, one.caches[0].shape[0]
-    centred = draft.add(Offset(-one.operator.query_zero_point, DType.INT32), queries)
-    if len(draft.kind(constants[0]).shape) > 3:
-        centred = draft.add(Reshape((heads, rows, 1, depth)), centred)
-    spread = draft.add(Add(), draft.add(Binary(BinaryKind.MULTIPLY), centred, constants[0]), constants[1])
-    return draft.add(Reshape((heads * rows, groups * depth)), draft.add(Clip(0, 255, DType.UINT8), spread))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -36,7 +36,10 @@ class ToBitPlanes(Int64Operator):
         return TensorType((x.shape[0], self._groups(x.shape[1]), _BITS, self.group // _BITS), DType.UINT8)
 
     def meaning(self, x: Any) -> Any:
-        rows, depth = x.shape
+        return self.planes(x, *x.shape)
+
+    def planes(self, x: Any, rows: int, depth: int) -> Any:
+        """The bits of so many rows."""
         padded = np.pad(x, ((0, 0), (0, -depth % self.group)))
         apart = padded.reshape((rows, self._groups(depth), 1, self.group // _BITS, _BITS))
         planes = apart >> np.arange(_BITS).reshape(_BITS, 1, 1) & 1
@@ -47,6 +50,52 @@ class ToBitPlanes(Int64Operator):
         whole = ((0, self._groups(depth)), (0, _BITS), (0, self.group // _BITS))
         require(box[1:] == whole, "bits are taken apart in whole rows, which are not tiled")
         return self, ((box[0], (0, depth)),)
+
+
+@dataclass(frozen=True)
+class SpreadBits(Int64Operator):
+    """The bits of int8 plus 128, as `ToBitPlanes` gives them, of rows that have all groups' channels and each its own
+    alone. Operand: int8 [H, T, D]; result: uint8 of rows [H * T, groups * D].
+
+    Row h * T + t has x[h, t] in the channels of group (first + h) // heads, and `nothing` in all others.
+    """
+
+    result = DType.UINT8
+    group: int
+    """As of `ToBitPlanes`."""
+    groups: int
+    heads: int
+    """Heads of a group."""
+    nothing: int
+    """The byte of the other groups' channels."""
+    first: int = 0
+    """The number of the first head."""
+
+    def infer(self, inputs: Types) -> TensorType:
+        (x,) = inputs
+        fits = x.dtype is DType.INT8 and len(x.shape) == 3 and 0 <= self.nothing < 256
+        require(fits and self.first + x.shape[0] <= self.groups * self.heads, f"cannot spread {x} over groups")
+        rows = TensorType((x.shape[0] * x.shape[1], self.groups * x.shape[2]), DType.UINT8)
+        return ToBitPlanes(self.group).infer([rows])
+
+    def meaning(self, x: Any) -> Any:
+        heads, rows, depth = x.shape
+        own = (self.first + np.arange(heads).reshape(-1, 1, 1, 1)) // self.heads == np.arange(self.groups).reshape(
+            -1, 1
+        )
+        spread = np.where(own, x.reshape((heads, rows, 1, depth)) + 128, self.nothing)
+        whole = heads * rows, self.groups * depth
+        return ToBitPlanes(self.group).planes(spread.reshape(whole), *whole)
+
+    def crop(self, box: Box, inputs: Types) -> Cut:
+        _, rows, depth = inputs[0].shape
+        (start, stop), planes = box[0], self.infer(inputs).shape[1:]
+        whole = box[1:] == tuple((0, size) for size in planes)
+        require(
+            whole and start % rows == stop % rows == 0, "bits of a head are spread in whole rows, which are not tiled"
+        )
+        own = replace(self, first=self.first + start // rows)
+        return own, (((start // rows, stop // rows), (0, rows), (0, depth)),)
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,18 @@
 /* Zero bits before the first one of a value that is not 0. */
 static inline int32_t leading_zeros(uint32_t value)
 {
+#if defined(__ARM_FEATURE_CLZ)
+    return __builtin_clz(value);
+#else
     int32_t count = 0;
-    for (uint32_t raised = value; raised < 0x80000000u; raised *= 2u) {
-        ++count;
+    for (int32_t step = 16; step > 1; step /= 2) {
+        if (value >> (32 - step) == 0u) {
+            value <<= step;
+            count += step;
+        }
     }
-    return count;
+    return count + (value < 0x80000000u);
+#endif
 }
 
 //@ divide_fixed: wrap_shift multiply_high round_shift softmax_reciprocal leading_zeros
@@ -63,7 +70,7 @@ static inline int32_t inverse_root(int32_t value, int32_t *shift)
     int32_t root = 0x10000000;
     for (int32_t round = 0; round < 5; ++round) {
         const int32_t cube = multiply_high(multiply_high(root, root), root) * 64;
-        root = (multiply_high(0x18000000, root) - multiply_high(half, cube)) * 8;
+        root = (((3 * root + 8) >> 4) - multiply_high(half, cube)) * 8;
     }
     *shift = power > 0 ? -power : 0;
     return multiply_high(root, 1518500250) << (power < 0 ? -power : 0);

@@ -535,6 +535,43 @@ static inline uint32_t word_at(const uint8_t *from)
     return word;
 }
 
+//@ last_live: word_at
+/* One behind the last byte that is not 0, of those from `first` to `last`; `first` where there is none. A function of its
+   own, so that its registers are none of the loops that call it. */
+static __attribute__((noinline)) int32_t last_live(const uint8_t *lives, int32_t first, int32_t last)
+{
+    if ((((uintptr_t)lives | (uintptr_t)last) & 3u) == 0u) {
+        while (last > first + 15 && (word_at(lives + last - 4) | word_at(lives + last - 8) |
+                                     word_at(lives + last - 12) | word_at(lives + last - 16)) == 0u) {
+            last -= 16;
+        }
+        while (last > first + 3 && word_at(lives + last - 4) == 0u) {
+            last -= 4;
+        }
+    }
+    while (last > first && lives[last - 1] == 0u) {
+        --last;
+    }
+    return last;
+}
+
+//@ has_holes: word_at
+/* Whether a byte is 0 of those, 0 or 1, from `first` to `last`. */
+static inline int32_t has_holes(const uint8_t *lives, int32_t first, int32_t last)
+{
+    for (int32_t place = first; place < last; ++place) {
+        if (((uintptr_t)(lives + place) & 3u) == 0u) {
+            while (place < last - 3 && word_at(lives + place) == 0x01010101u) {
+                place += 4;
+            }
+        }
+        if (place < last && lives[place] == 0u) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
 //@ gathered
 /* An index counted from either end as one from the front, limited to [0, size). */
 static inline int32_t gathered(int64_t index, int32_t size)

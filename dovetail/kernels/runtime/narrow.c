@@ -50,12 +50,10 @@ static inline void put_2(uint8_t *packed, int32_t place, int32_t value)
 }
 
 //@ bits_apart
-/* The bits of 8 bytes by their weight: bit i of to[b * step] is bit b of from[i]. A matrix of 8 x 8 bits turned over in
-   blocks of 1, 2 and 4. */
-static inline void bits_apart(const uint8_t *from, uint8_t *to, int32_t step)
+/* The bits of 8 bytes by their weight, of which two words have four each: bit i of to[b * step] is bit b of byte i. A
+   matrix of 8 x 8 bits turned over in blocks of 1, 2 and 4. */
+static inline void bits_apart(uint32_t low, uint32_t high, uint8_t *to, int32_t step)
 {
-    uint32_t low = (uint32_t)from[0] | (uint32_t)from[1] << 8 | (uint32_t)from[2] << 16 | (uint32_t)from[3] << 24;
-    uint32_t high = (uint32_t)from[4] | (uint32_t)from[5] << 8 | (uint32_t)from[6] << 16 | (uint32_t)from[7] << 24;
     uint32_t moved = (low ^ (low >> 7)) & 0x00AA00AAu;
     low ^= moved ^ (moved << 7);
     moved = (high ^ (high >> 7)) & 0x00AA00AAu;
