@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,12 +17,14 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from dovetail.compile import Options, prepare
-from dovetail.ir.graph import GraphBuilder
+from dovetail.ir.graph import GraphBuilder, Node
 from dovetail.ir.onnx_file import graph_bytes, load_graph, save_graph, to_model
 from dovetail.ir.onnx_wire import without_large
 from dovetail.ir.operators.linear import FullyConnected
 from dovetail.ir.types import DType, TensorType, blocks
+from dovetail.schedule.partition import _Partition, partition
 from dovetail.targets import load_target
+from networks import Net
 
 KINDS = [np.float32, np.int8, np.uint8, np.int16, np.int32, np.int64, np.float64, np.float16]
 TENSORS = st.tuples(st.sampled_from(KINDS), st.sampled_from([1, 3, 1 << 14, 1 << 16, (1 << 16) + 1]))
@@ -137,6 +140,27 @@ def test_external_data_is_the_same_network(tmp_path: Path) -> None:
     target, options = load_target("riscv"), Options(name="net")
     inside, outside = (prepare(tmp_path / f"{name}.onnx", target, options) for name in ("inside", "outside"))
     assert graph_bytes(inside) == graph_bytes(outside)
+
+
+def test_the_reason_of_a_layer_is_looked_for_near_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in all layers before it, of which a chain of thousands has many."""
+    steps, kinds_above = 0, _Partition._kinds_above
+
+    def counted(draft: _Partition, node: Node) -> Iterator[str]:
+        nonlocal steps
+        for kind in kinds_above(draft, node):
+            steps += 1
+            yield kind
+
+    monkeypatch.setattr(_Partition, "_kinds_above", counted)
+    net = Net("chain", (4, 4, 8), zero_point=5)
+    value = net.x
+    for place in range(100):
+        value = net.convolution(value, 8, 1, f"layer_{place}")
+    graph = net.finish(value)
+    regions = partition(graph, load_target("diana"))
+    assert len(regions) >= 100 and not any(region.shares for region in regions)
+    assert 100 <= steps <= 2 * len(graph.nodes)
 
 
 MEASURED = """

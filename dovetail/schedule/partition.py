@@ -169,8 +169,8 @@ class _Partition:
         """As `explain_mismatch`; empty where an engine takes it."""
         if node.output in self.declined:
             return self.declined[node.output]
-        best, nearest, kinds = "", (False, 0), tuple(self._kinds_above(node))
-        main = next((kind for kind in kinds if kind in _LAYERS), kinds[0])
+        best, nearest, own = "", (False, 0), type(node.operator).__name__
+        main = next((kind for kind in self._kinds_above(node) if kind in _LAYERS), own)
         for engine, offload, outcome in self.attempts(node):
             if isinstance(outcome, Match):
                 return ""
@@ -182,7 +182,7 @@ class _Partition:
             return f"{left}; {best}" if nearest[1] > len(self.graph.nodes) else left
         if best or not self.target.engines:
             return best
-        return f"no engine has a pattern that ends in {kinds[0]}"
+        return f"no engine has a pattern that ends in {own}"
 
     def _kinds_above(self, node: Node) -> Iterator[str]:
         """The kind of an operator, of the one that computes its first operand, and so on."""
