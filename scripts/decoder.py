@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper, save
@@ -49,7 +50,7 @@ def write_decoder(path: Path, layers: int, width: int, heads: int, hidden: int, 
     held["table"] = rng.normal(0, 0.5, (tokens, width))
     sizes = dict.fromkeys(("wq", "wk", "wv", "wo"), (width, width))
     sizes |= {"wg": (width, hidden), "wu": (width, hidden), "wd": (hidden, width), "wl": (width, tokens)}
-    more = {"RMSNormalization": {"epsilon": 1e-5}}
+    more: dict[str, dict[str, Any]] = {"RMSNormalization": {"epsilon": 1e-5}}
     more["GroupQueryAttention"] = {"num_heads": heads, "kv_num_heads": heads, "do_rotary": 1, "domain": "com.microsoft"}
     inputs = [("token", TensorProto.INT64, (1, 1)), ("position", TensorProto.INT32, (1, 1))]
     outputs = [("logits", TensorProto.FLOAT, (1, 1, tokens))]
