@@ -78,7 +78,7 @@ DECODER = {"layers": 8, "width": 64, "heads": 16, "hidden": 256, "places": 128, 
 
 
 def decoder_table() -> dict[str, Rows]:
-    """Cycles of the last place by operator, on NE16 with its core and with eight cores of more instructions.
+    """Cycles of the last place by operator, on NE16 with its core, with eight, and with eight of more instructions.
 
     Raises:
         RuntimeError: the firmware differs from the integer graph.
@@ -86,7 +86,8 @@ def decoder_table() -> dict[str, Rows]:
     target, places = load_target("ne16"), DECODER["places"]
     memories = tuple(replace(memory, size=2 << 20) if memory.name == "L2" else memory for memory in target.memories)
     target = replace(target, memories=memories)
-    machines = (target, with_cores(replace(target, core=load_target("riscv_xpulp").core), 8))
+    several = replace(target, core=load_target("riscv_xpulp").core)
+    machines = (target, with_cores(target, 8), with_cores(several, 8))
     tokens = np.random.default_rng(1).integers(DECODER["tokens"], size=(3, places, 1, 1))
     texts = [{"token": one, "position": np.arange(places, dtype=np.int32).reshape(-1, 1, 1)} for one in tokens]
     steps = {name: column[[0, -1]] for name, column in texts[2].items()}
@@ -98,7 +99,7 @@ def decoder_table() -> dict[str, Rows]:
     rows += [["busy", name, *(run.busy[name] for run in runs)] for name in ("core", "ne16", "dma")]
     layers = sorted({key for run in runs for key in run.layers}, key=lambda key: -runs[0].layers[key])
     rows += [[unit, ", ".join(kinds), *(run.layers[unit, kinds] for run in runs)] for unit, kinds in layers]
-    return {"decoder": [["unit", "operators", "one RV32IMC core", "eight xpulp cores"], *rows]}
+    return {"decoder": [["unit", "operators", "one RV32IMC core", "eight RV32IMC cores", "eight xpulp cores"], *rows]}
 
 
 def _quantised(export: Path, steps: Sequence[Mapping[str, Array]], folder: Path) -> Path:
