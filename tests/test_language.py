@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from dovetail.arrays import built
 from dovetail.compile import Compiled, Options, compile_graph, compile_model, prepare
 from dovetail.guests import ptq
+from dovetail.guests.ptq import layers
 from dovetail.guests.ptq.accuracy import accuracy_of
 from dovetail.guests.ptq.sequences import bits_per_token
 from dovetail.ir.graph import GraphBuilder, evaluate, evaluate_all
@@ -23,12 +24,13 @@ from dovetail.ir.operators.arithmetic import Clip, Dequantize, Requantize, Round
 from dovetail.ir.operators.bits import BitProduct, WriteBits
 from dovetail.ir.operators.fixed import FixedStandard
 from dovetail.ir.operators.linear import FullyConnected
+from dovetail.ir.operators.movement import Reshape
 from dovetail.ir.operators.sequence import FixedAttention, WriteRow
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.notes import Note
 from dovetail.program.ir import Call
 from dovetail.read import load_model
-from dovetail.run import run_build
+from dovetail.run import ProjectBuild, run_build
 from dovetail.schedule.partition import initial_partition
 from dovetail.target.description import with_cores
 from dovetail.targets import load_target
@@ -110,19 +112,62 @@ def test_bits_per_token_and_firmware(reference: Any, which: str, tmp_path: Path)
     target = load_target("riscv")
     compiled = compile_model(model, target, Options())
     held_to(compiled)
-    logits = {}
     with built(compiled, target) as build:
-        for number in range(8, 12):
-            found = run_build(build, "host", story(which, reference[f"story_{number}"][:STEPS])).outputs
-            logits[f"story_{number}"] = np.stack([outputs["logits"].reshape(-1) for outputs in found])
+        judge(build, which, reference, tmp_path, 2)
         steps = story(which, reference["story_8"][: STEPS if which == "hf" else 16])  # a ring is written all around
         found = run_build(build, "iss", steps).outputs
     for outputs, wanted in zip(found, evaluate_all(compiled.graph, steps), strict=True):
         np.testing.assert_array_equal(outputs["logits"], wanted["logits"])
-    np.savez(tmp_path / "logits.npz", **logits)
-    judge = [sys.executable, str(MODELS / "judge.py"), str(tmp_path / "logits.npz"), "2"]
-    verdict = subprocess.run(judge, capture_output=True, text=True, check=False)
+
+
+def judge(build: ProjectBuild, which: str, reference: Any, folder: Path, most: int) -> None:
+    """Hold the firmware on this computer to so many percent more bits per token than the float model's, on stories that
+    it was not quantised with."""
+    logits = {}
+    for number in range(8, 12):
+        found = run_build(build, "host", story(which, reference[f"story_{number}"][:STEPS])).outputs
+        logits[f"story_{number}"] = np.stack([outputs["logits"].reshape(-1) for outputs in found])
+    np.savez(folder / "logits.npz", **logits)
+    command = [sys.executable, str(MODELS / "judge.py"), str(folder / "logits.npz"), str(most)]
+    verdict = subprocess.run(command, capture_output=True, text=True, check=False)
     assert verdict.returncode == 0, verdict.stdout
+
+
+@pytest.mark.oracles
+@pytest.mark.parametrize("which", EXPORTS[:2])
+def test_weights_of_4_bits_throughout(reference: Any, which: str, tmp_path: Path) -> None:
+    """At most 6 % above float."""
+    model = quantised(which, [reference[f"story_{number}"][:STEPS] for number in range(8)], tmp_path, bits=4)
+    target = load_target("riscv")
+    with built(compile_model(model, target, Options()), target) as build:
+        judge(build, which, reference, tmp_path, 6)
+
+
+@pytest.mark.parametrize("successive", [True, False])
+def test_states_are_those_of_the_quantised_network(successive: bool) -> None:
+    """Where samples are successive steps, the walk that chooses weights finds in a state the rows that it wrote."""
+    builder, rng = GraphBuilder("kept"), np.random.default_rng(3)
+    token = builder.input("x", TensorType((1, 4), DType.FLOAT32))
+    place = builder.input("place", TensorType((1,), DType.INT64))
+    past = builder.state("past", np.zeros((5, 4), np.float32))
+    written = builder.add(WriteRow(0), [past, token, place], "present")
+    builder.replace_state(past, written)
+    graph = builder.finish([builder.add(Reshape((20,)), [written])])
+    rows, after = rng.normal(0, 1, (10, 1, 4)).astype(np.float32), np.zeros((12, 5, 4), np.float32)
+    for sample in range(10):  # two sequences, step by step
+        after[sample + 2] = after[sample]
+        after[sample + 2, sample // 2] = rows[sample]
+    before = after[:-2] if successive else after[-3::-1]
+    real: dict[str, Array] = {
+        "x": rows,
+        "place": np.repeat(np.arange(5), 2)[:, None],
+        "past": before,
+        "present": after[2:],
+    }
+    coded = {**real, "x": rows + 1}
+    layers.follow(graph, graph.nodes[0], real, coded)
+    wanted = before + (before.any(axis=-1, keepdims=True) if successive else 0)
+    np.testing.assert_allclose(coded["past"], wanted, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["riscv", "cortex_m4", "riscv_xpulp"])

@@ -2,7 +2,7 @@
 
 One walk computes the float network and the quantised one side by side. At each layer with weights it has the operands
 the quantised layer gets and the sums the float layer gave: rounding and bias are fitted to these, so that a layer also
-makes up for the errors before it.
+makes up for the errors before it. Rows that successive steps write into a state are those of the quantised network.
 
 Rounding to the nearest needs no data. Adaptive rounding has the objective of AdaRound (arXiv:2004.10568), the square
 error of a layer's sums; it is quadratic in the weights, so it needs the data only as a matrix of products and is
@@ -21,10 +21,11 @@ import numpy as np
 from dovetail.guests.ptq.execute import Values, compute, part_of, sampled, value_bytes, window_of
 from dovetail.guests.ptq.preparation import along
 from dovetail.guests.ptq.settings import Told
-from dovetail.guests.ptq.steps import LEAST, Data, StepsByValue, TensorQuantisation, steps_of
+from dovetail.guests.ptq.steps import LEAST, Data, StepsByValue, TensorQuantisation, source_of, steps_of
 from dovetail.ir.graph import Graph, Node, in_turn
 from dovetail.ir.operators.arithmetic import Add
 from dovetail.ir.operators.base import Operator
+from dovetail.ir.operators.movement import Gather
 from dovetail.ir.types import Array, DType
 from dovetail.notes import silent
 
@@ -118,7 +119,8 @@ def best_scale(peak: Array, form: WeightLimits, error: Callable[[Array], Array])
 SWEEPS = 12
 """Most passes over all weights of a layer."""
 DAMPING = 0.05
-"""Pull of each weight towards its float value, as a share of the mean square of an operand."""
+"""Pull of each weight towards its float value, as a share of the mean square of an operand; twice that where samples
+are steps of sequences, which resemble each other."""
 SCARCITY = 0.5
 """Added to `DAMPING` for each weight per sum: with fewer sums than weights, a fit to the samples fits nothing else."""
 MOST_WORK = 4e9
@@ -135,7 +137,7 @@ class Evidence:
     """float64 [G, P, K]: Y^T X with the sums Y of the float network."""
 
 
-def gather(x: Array, y: Array, weights: Array, centred: bool = True) -> Evidence:
+def gather(x: Array, y: Array, weights: Array, centred: bool = True, damping: float = DAMPING) -> Evidence:
     """The evidence of samples.
 
     Args:
@@ -143,15 +145,28 @@ def gather(x: Array, y: Array, weights: Array, centred: bool = True) -> Evidence
         y: the sums wanted [G, R, P]; their bias is left out unless they are centred.
         weights: [G, P, K] of the float network, towards which the damping pulls.
         centred: take the means off, which the bias makes up for afterwards.
+        damping: as `DAMPING`.
     """
     x, y = x.astype(np.float64), y.astype(np.float64)
     if centred:
         x, y = x - x.mean(axis=1, keepdims=True), y - y.mean(axis=1, keepdims=True)
     products = x.transpose(0, 2, 1) @ x
     diagonal = np.einsum("gkk->gk", products)
-    damping = (DAMPING + SCARCITY * x.shape[2] / x.shape[1]) * diagonal.mean(axis=1) + 1e-12
-    products = products + damping[:, None, None] * np.eye(products.shape[1])
-    return Evidence(products, y.transpose(0, 2, 1) @ x + damping[:, None, None] * weights)
+    pull = (damping + SCARCITY * x.shape[2] / x.shape[1]) * diagonal.mean(axis=1) + 1e-12
+    products = products + pull[:, None, None] * np.eye(products.shape[1])
+    return Evidence(products, y.transpose(0, 2, 1) @ x + pull[:, None, None] * weights)
+
+
+def gather_weighed(x: Array, y: Array, weights: Array, importance: Array, damping: float) -> Evidence:
+    """The evidence of sums that matter more or less, [R, P], as `gather` has it: each channel is a group of its own."""
+    own = []
+    for channel, shares in enumerate((importance / importance.mean(axis=0)).T.astype(np.float64)):
+        root, ends = np.sqrt(shares)[:, None], (x[0], y[0][:, channel : channel + 1])
+        rows, wanted = (root * (end - np.average(end, 0, shares)) for end in ends)
+        own.append(gather(rows[None], wanted[None], weights[0][None, channel : channel + 1], False, damping))
+    return Evidence(
+        *(np.concatenate(parts) for parts in zip(*((one.products, one.wanted) for one in own), strict=True))
+    )
 
 
 def loss(evidence: Evidence, steps: Array, scale: Array) -> Array:
@@ -253,6 +268,7 @@ class LayerSettings:
     """Seed of the choice of sums."""
     limits: WeightLimits = WeightLimits()
     """Limits of weights of every width."""
+    damping: float = DAMPING
 
 
 def weighted_layers(graph: Graph) -> tuple[Node, ...]:
@@ -282,6 +298,7 @@ def fit_layers(
     largest = sum(sorted(value_bytes(graph))[-6:])
     real = part_of(data, slice(int(max(1, MOST_BYTES // (2 * largest)))))
     coded: Values = {name: _rounded(activations.get(name), array) for name, array in real.items()}
+    settings = replace(settings, damping=2 * DAMPING) if graph.states else settings
     chosen: dict[str, LayerWeights] = {}
     biases: dict[str, Array] = {}
     for index, node in enumerate(in_turn(graph, (), real, coded)):
@@ -295,17 +312,56 @@ def fit_layers(
             fitted = bits[name] < 8 and settings.adaptive
             goal = _goal(graph, node, real, coded, activations) if fitted else real[name]
             wanted = wanted_sums(graph, node, goal, own)
-            chosen[name] = choose_weights(node.operator, weights, operands, wanted, bits[name], own)
+            importance = _importance(graph, node, real[name]) if fitted and own.correct_bias else None
+            chosen[name] = choose_weights(node.operator, weights, operands, wanted, bits[name], own, importance)
             plain, one = replace(node, inputs=node.inputs[:2]), {node.inputs[1]: chosen[name].real}
             sums = compute(replace(graph, constants=one), plain, coded)
-            bias = _bias(graph, node, goal, sums, settings)
+            bias = _bias(graph, node, goal, sums, settings, importance)
             sums = np.asarray(sums + bias, np.float32)
             if len(node.inputs) > 2 or bias.any():
                 biases[name] = bias
         else:
+            follow(graph, node, real, coded)
             sums = compute(graph, node, coded)
         coded[name] = _rounded(activations.get(name), sums)
     return chosen, biases
+
+
+def follow(graph: Graph, node: Node, real: Data, coded: Values) -> None:
+    """Give a state that a node writes rows of the contents that the quantised network finds in it before each sample.
+    Samples that are not successive steps of as many sequences keep those of the float network."""
+    firsts = {read: first for read, written, first in graph.kept if written == node.output}
+    if not node.operator.in_place or node.inputs[0] not in firsts:
+        return
+    read = node.inputs[0]
+    before, after, first = real[read], real[node.output], firsts[read]
+    apart = (before != first).any(axis=tuple(range(1, before.ndim)))
+    count = int(apart.argmax())
+    if not count or not np.allclose(before[count:], after[:-count], 1e-3, 1e-3):
+        return
+    found = coded[read].copy()
+    for start in range(count, len(found), count):
+        step = slice(start - count, start)
+        values = {name: coded[name][step] for name in node.inputs if name in coded and sampled(graph, coded, name)}
+        rest = len(found) - start
+        found[start : start + count] = compute(graph, node, {**coded, **values, read: found[step]})[:rest]
+    coded[read] = found
+
+
+def _importance(graph: Graph, node: Node, scores: Array) -> Array | None:
+    """How much an error of each of the scores of tokens [R, C] matters for the shares that a softmax makes of them,
+    p * (1 - p), and as much again on average over the samples; None where a layer does not give a language model's."""
+    ends = {source_of(graph, name) for name in graph.results}
+    tables = (one.inputs[0] for one in graph.nodes if one.operator == Gather(0) and one.inputs[0] in graph.constants)
+    tokens = {len(graph.constants[name]) for name in tables}
+    size, depth = scores.shape[-1], graph.constants[node.inputs[1]].size // scores.shape[-1]
+    if not graph.states or node.output not in ends or size not in tokens or size * depth**2 > MOST_BYTES // 32:
+        return None
+    rows = scores.reshape(-1, size).astype(np.float64)
+    powers = np.exp(rows - rows.max(axis=1, keepdims=True))
+    shares = powers / powers.sum(axis=1, keepdims=True)
+    varied = shares * (1 - shares)
+    return np.asarray(varied + varied.mean(axis=0))
 
 
 def _goal(graph: Graph, node: Node, real: Data, coded: Data, activations: StepsByValue) -> Array:
@@ -326,8 +382,13 @@ def _rounded(steps: TensorQuantisation | None, array: Array) -> Array:
     return array if steps is None else steps.rounded(array)
 
 
-def _bias(graph: Graph, node: Node, real: Array, sums: Array, settings: LayerSettings) -> Array:
+def _bias(
+    graph: Graph, node: Node, real: Array, sums: Array, settings: LayerSettings, importance: Array | None
+) -> Array:
     """A layer's bias, or what makes up for the mean error of its sums without one."""
+    if importance is not None:
+        errors = (real.astype(np.float64) - sums).reshape(importance.shape)
+        return np.asarray(np.average(errors, axis=0, weights=importance).astype(np.float32))
     if settings.correct_bias:
         axes = tuple(range(sums.ndim - 1))
         error = real.mean(axis=axes, dtype=np.float64) - sums.mean(axis=axes, dtype=np.float64)
@@ -352,7 +413,13 @@ def wanted_sums(graph: Graph, node: Node, sums: Array, settings: LayerSettings) 
 
 
 def choose_weights(
-    operator: Operator, weights: Array, x: Array, y: Array, bits: int, settings: LayerSettings
+    operator: Operator,
+    weights: Array,
+    x: Array,
+    y: Array,
+    bits: int,
+    settings: LayerSettings,
+    importance: Array | None = None,
 ) -> LayerWeights:
     """The integers of a layer's weights.
 
@@ -363,6 +430,7 @@ def choose_weights(
         y: the sums wanted [N, *shape], see `wanted_sums`.
         bits: 2, 4 or 8.
         settings: how.
+        importance: of each sum [N, C], for a layer whose channels read the same operands; None for all alike.
     """
     form = replace(settings.limits, dtype=DType.INT8.narrowed(bits))
     if bits == 8 or not settings.adaptive:
@@ -373,7 +441,11 @@ def choose_weights(
     filters = np.moveaxis(weights, operator.weight_axis or 0, 0)
     matrix = filters.reshape(groups, len(filters) // groups, -1).astype(np.float64)
     wanted = sums[chosen].reshape(len(chosen), groups, -1).transpose(1, 0, 2)
-    evidence = gather(rows, wanted, matrix, settings.correct_bias)
+    if importance is None:
+        evidence = gather(rows, wanted, matrix, settings.correct_bias, settings.damping)
+    else:
+        evidence = gather_weighed(rows, wanted, matrix, importance[chosen], settings.damping)
+        matrix = matrix.transpose(1, 0, 2)
     steps, scale = adapt_rounding(evidence, matrix, form, settings.per_channel)
     flat = scale.reshape(-1) if settings.per_channel else scale.reshape(-1)[:1]
     return _of_filters(operator, weights, steps, flat, form)
