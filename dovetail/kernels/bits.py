@@ -62,7 +62,7 @@ def _spread(scope: KernelScope, operator: SpreadBits) -> KernelWriter:
     (heads, rows, depth), group = scope.type(0).shape, operator.group
     row, width, each = scope.result.elements // (heads * rows), operator.groups * depth, group // _BITS
     nothing = ToBitPlanes(group).evaluate([np.full((1, width), operator.nothing, np.uint8)])
-    number = f"({total('head', operator.first)})" if operator.first else "head"
+    number = f"({total('head', scope.start(operator.first))})" if operator.first else "head"
     head = f"{number} / {operator.heads}" if operator.heads > 1 else number
 
     def by_parts() -> Lines:

@@ -118,7 +118,7 @@ def _write_rows(
     scope: KernelScope,
     before: Callable[[int], Lines],
     element: Callable[[str], Computed | str],
-    first: int = 0,
+    first: str = "0",
     turn: int = 1,
 ) -> KernelWriter:
     """The writer of a kernel that computes each row by itself.
@@ -127,7 +127,7 @@ def _write_rows(
         scope: as `write_elements`.
         before: the statements before the first element, from the size of a row; `from` points at the operand's row.
         element: what is computed of each element then; a text alone is a float's.
-        first: the first element that is computed.
+        first: C text of the first element that is computed.
         turn: as `write_elements`.
     """
     kind = scope.type(0)
@@ -371,4 +371,4 @@ def _standard(scope: KernelScope, operator: FixedStandard) -> KernelWriter:
         scaled = f"((int64_t)({centred}) * inverse + ((int64_t)1 << (power - 1))) >> power"
         return _limited(f"clip_wide({scaled}, -32768, 32767)", -32768, 32767)
 
-    return _write_rows(scope, before, element, operator.span[0] if operator.span else 0, _TURN)
+    return _write_rows(scope, before, element, scope.start(operator.span[0] if operator.span else 0), _TURN)

@@ -170,6 +170,10 @@ class KernelScope:
             self._kept[place], self.constants[name] = name, np.ascontiguousarray(array)
         return self._member(self._kept[place])
 
+    def start(self, first: int) -> str:
+        """C text of where a part begins in its whole: a constant, not a number, so that parts share a function."""
+        return f"{self.constant(self.node.output, 'start', np.array([first], np.int32))}[0]" if first else "0"
+
     def _member(self, name: str) -> str:
         return f"{BLOCK}->{name}" if self.compact else name
 

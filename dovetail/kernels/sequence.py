@@ -417,7 +417,7 @@ def _attention_weights(scope: KernelScope, operator: AttentionWeights) -> Kernel
 
     def body() -> Lines:
         scores, live = scope.operand(0, "scores"), scope.operand(1, "live")
-        own = total(scores, product("first", every), product("head", rows), row, skipped * rows)
+        own = total(scores, product("first", every), product("head", rows), row, scope.start(skipped * rows))
         weighed = code(
             f"""
             @limits
@@ -458,7 +458,7 @@ def _attention_end(scope: KernelScope, operator: AttentionEnd) -> KernelWriter:
         value = Expression("attended", "int32_t", -reach, reach)
         stored = finish(scope, lambda shape: place_in(shape, ("head", row, "channel")), value)
         element = f"const int32_t attended = {_ELEMENT.replace('{sum}', raised)};"
-        at, head = total(product("head", 2 * rows), product(row, 2)), total("head", operator.first)
+        at, head = total(product("head", 2 * rows), product(row, 2)), total("head", scope.start(operator.first))
         group = f"{f'({head})' if operator.first else head} / {operator.each} * {width}"
         from_ = total(sums, product("head", 2 * rows * whole), product(row, 2 * whole), group)
         inner = [
