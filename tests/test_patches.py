@@ -174,7 +174,7 @@ def test_a_loop_over_few_channels_is_written_out(monkeypatch: pytest.MonkeyPatch
             with monkeypatch.context() as patch:
                 if told is not None:
                     patch.setattr(Patches, "written_out", lambda nest, pixels, told=told: told)
-                ratios.setdefault(which, []).append(core_cycles(graph, M4, one) / took)
+                ratios.setdefault(which, []).append(core_cycles(replace(graph), M4, one) / took)
     print(ratios)
     assert all(abs(ratio - 1) < 0.05 for ratio in ratios["as it is"])
     assert ratios["never"][0] > 1.1 and ratios["always"][1] < 0.95

@@ -7,8 +7,8 @@ import numpy as np
 from dovetail.ir.operators.bits import BitProduct, SpreadBits, ToBitPlanes, WriteBits
 from dovetail.kernels.c import Lines, block, code, loop, product, total, variable
 from dovetail.kernels.elements import Computed, Places, place_in, write_elements
-from dovetail.kernels.kernel import Expression, KernelWriter, UnsupportedRegion, refuse
-from dovetail.kernels.registry import kernel
+from dovetail.kernels.kernel import Expression, KernelWriter, Turns, UnsupportedRegion, refuse, turns_of_family
+from dovetail.kernels.registry import TURNS, kernel
 from dovetail.kernels.scope import KernelScope
 
 _BITS = 8
@@ -95,6 +95,12 @@ def _spread(scope: KernelScope, operator: SpreadBits) -> KernelWriter:
         return [*lines, *block(f"for (int32_t head = 0; head < {heads}; ++head)", all_rows)]
 
     return scope.writer(body)
+
+
+@kernel(WriteBits, table=TURNS)
+def _written_turns(scope: KernelScope) -> Turns:
+    """A product, about, for each bit of the row: shifted, and put among the others of its byte."""
+    return turns_of_family("WriteBits", {"product": _BITS * scope.type(1).elements, "call": 1})
 
 
 @kernel(WriteBits, once=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from operator import add, mul, sub
 
-from dovetail.ir.graph import Node
+from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.activation import Clamp
 from dovetail.ir.operators.arithmetic import Add, Lookup
 from dovetail.ir.operators.elementwise import Binary, BinaryKind, Compare, CompareKind, Convert, Select
@@ -14,7 +14,7 @@ from dovetail.ir.types import DType
 from dovetail.kernels.c import atom, c_type, product, real, summand, total
 from dovetail.kernels.epilogue import named
 from dovetail.kernels.kernel import INT32, Expression, UnsupportedRegion, expression_of
-from dovetail.kernels.registry import rule
+from dovetail.kernels.registry import ENDINGS, kernel, rule
 from dovetail.kernels.scope import KernelScope
 
 
@@ -70,6 +70,13 @@ def _binary(scope: KernelScope, node: Node, operator: Binary, a: Expression, b: 
     else:
         text = f"{'larger' if operator.kind is BinaryKind.MAXIMUM else 'smaller'}({a.text}, {b.text})"
     return scope.named("term", "float", text)
+
+
+@kernel(Binary, table=ENDINGS)
+def _binary_ending(graph: Graph, node: Node) -> str:
+    """The part that a function of two values is: of integers about an addition, unless it divides in a loop."""
+    is_short = graph.types[node.output].dtype is not DType.FLOAT32 and node.expect(Binary).kind not in _INTEGER_CALLS
+    return "Add" if is_short else "Binary"
 
 
 def _integers(scope: KernelScope, node: Node, kind: BinaryKind, a: Expression, b: Expression) -> Expression:

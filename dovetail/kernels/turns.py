@@ -165,6 +165,9 @@ def _by_elements(region: KernelScope) -> Turns:
     """Kernels without a count of their own: elements read and made, by the width of what is read."""
     name = f"{type(region.node.operator).__name__}{region.source_dtype.bits if region.node.inputs else ''}"
     kinds = region.types
-    read, products = kinds[0].elements if kinds else 0, region.node.operator.macs(kinds)
-    counts = {"element": region.result.elements, "read": read, "product": products, "call": 1}
+    operator, made = region.node.operator, region.result.elements
+    read, products = kinds[0].elements if kinds else 0, operator.macs(kinds)
+    if operator.in_place:  # it writes its second operand into its first
+        made = read = kinds[1].elements
+    counts = {"element": made, "read": read, "product": products, "call": 1}
     return turns_of_family(name, counts)

@@ -6,14 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-
 from dovetail.codegen.emit.lines import Hole, Line, Ticket, job_name, kernel_call, moves, statement_lines, text_of
 from dovetail.codegen.emit.repeat import Repeat, is_repeat, loop_lines
 from dovetail.codegen.emit.tickets import tickets
 from dovetail.codegen.emit.unit import Unit, state_bytes
 from dovetail.kernels.c import Lines, block, code, function, identifier, one_line
-from dovetail.program.ir import Begin, Call, LaunchStatement, Statement, Wait
+from dovetail.program.ir import Begin, Call, LaunchStatement, Statement, StateVariable, Wait
 from dovetail.program.series import Loop
 from dovetail.schedule.region import Region
 
@@ -84,14 +82,11 @@ def _state_functions(unit: Unit) -> Lines:
     storage = "" if unit.room else "static "
     states, copied, at = Lines(), {"save": Lines(), "restore": Lines()}, 0
     for index, kept in enumerate(unit.program.states):
-        content, repeated = kept.first.reshape(-1).view(np.uint8), state_bytes(kept.first)
-        turn = "i" if repeated.size == content.size else f"i % {repeated.size}u"
-        value = f"{unit.model}_state_{index}_first[{turn}]" if repeated.size > 1 else f"{content[0]}u"
-        place = f"({unit.first_byte(kept.view)})[i] = {value};"
-        states += block(f"for (uint32_t i = 0; i < {content.size}u; ++i)", [place])
+        size, place = kept.first.nbytes, unit.first_byte(kept.view)
+        states += _first_contents(unit, kept, place, f"{unit.model}_state_{index}_first")
         for name, ends in (("save", f"to + {at}, {{0}}"), ("restore", f"{{0}}, from + {at}")):
-            copied[name].append(f"__builtin_memcpy({ends.format(unit.first_byte(kept.view))}, {content.size}u);")
-        at += content.size
+            copied[name].append(f"__builtin_memcpy({ends.format(place)}, {size}u);")
+        at += size
     lines = code(
         f"""
         @shared
@@ -122,6 +117,21 @@ def _state_functions(unit: Unit) -> Lines:
         **copied,
     )
     return [*lines, ""]
+
+
+def _first_contents(unit: Unit, state: StateVariable, place: str, first: str) -> Lines:
+    """Give a state its first contents: one byte repeated, 16 repeated, or all of a constant."""
+    size, content = state.first.nbytes, state_bytes(state.first)
+    if content.size == 1:
+        return block(f"for (uint32_t i = 0; i < {size}u; ++i)", [f"({place})[i] = {content[0]}u;"])
+    if content.size == size:
+        return [f"__builtin_memcpy({place}, {first}, {size}u);"]
+    to = f"{place} + i"
+    if unit.place(state.view).offset % 4 == 0:
+        to = f"__builtin_assume_aligned({to}, 4)"
+    step = f"for (uint32_t i = 0; i < {size}u; i += {content.size}u)"
+    from_ = f"__builtin_assume_aligned({first}, 4)"
+    return block(step, [f"__builtin_memcpy({to}, {from_}, {content.size}u);"])
 
 
 @dataclass(frozen=True)

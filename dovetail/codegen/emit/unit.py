@@ -62,10 +62,16 @@ _PERIOD = 16
 """Bytes of a state's first contents that are looked for again and again."""
 
 
+_MANY = 512
+"""Bytes of a state whose first contents are worth words."""
+
+
 def state_bytes(first: Array) -> Array:
-    """The first contents of a state, uint8: one byte or 16, if those repeated make all of them."""
+    """The first contents of a state, uint8: one byte or 16, if those repeated make all of them; of many bytes 16, which
+    are written as words."""
     content = first.reshape(-1).view(np.uint8)
-    sizes = [size for size in (1, _PERIOD) if content.size % size == 0]
+    periods = (_PERIOD, 1) if content.size >= _MANY else (1, _PERIOD)
+    sizes = [size for size in periods if content.size % size == 0]
     return next((content[:size] for size in sizes if (content.reshape(-1, size) == content[:size]).all()), content)
 
 

@@ -64,6 +64,7 @@ class SpreadBits(Int64Operator):
     group: int
     """As of `ToBitPlanes`."""
     groups: int
+    """Groups of heads; a row has the channels of each."""
     heads: int
     """Heads of a group."""
     nothing: int
