@@ -72,11 +72,14 @@ def _binary(scope: KernelScope, node: Node, operator: Binary, a: Expression, b: 
     return scope.named("term", "float", text)
 
 
+_SLOW = [Binary(kind) for kind in _INTEGER_CALLS]
+
+
 @kernel(Binary, table=ENDINGS)
 def _binary_ending(graph: Graph, node: Node) -> str:
     """The part that a function of two values is: of integers about an addition, unless it divides in a loop."""
-    is_short = graph.types[node.output].dtype is not DType.FLOAT32 and node.expect(Binary).kind not in _INTEGER_CALLS
-    return "Add" if is_short else "Binary"
+    is_float = graph.types[node.output].dtype is DType.FLOAT32
+    return "Binary" if is_float or node.operator in _SLOW else "Add"
 
 
 def _integers(scope: KernelScope, node: Node, kind: BinaryKind, a: Expression, b: Expression) -> Expression:
