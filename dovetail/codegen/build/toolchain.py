@@ -438,6 +438,11 @@ def compiler_error(output: str, code: int) -> BuildError:
     rest = "\n".join(lines[found : found + 30]) or f"it printed nothing and exited with {code}"
     if re.search(r"No space left on device|NoSpaceLeft", output):
         return BuildError("the disk is full", where="compiler", hint="free space, or set DOVETAIL_CACHE and TMPDIR")
+    if over := re.search(r"region [`']?(\w+)'?:? overflowed by (\d+) bytes", output):
+        taken = "code, constants and variables take more than the plan keeps for them"
+        what = f"the firmware is {int(over[2]):,} bytes larger than {over[1]}: {taken}"
+        hint = f"enlarge it (--set {over[1]}.size=...), compile with --optimize size, or for fewer cores"
+        return BuildError(what, where="linker", hint=hint)
     located = re.match(r"(?P<where>[^\s:]+:\d+(?::\d+)?): (?:fatal )?error: (?P<what>.*)", rest, re.DOTALL)
     if located:
         name = re.match(r"'?([\w.]+)'?(?: file not found|: No such file)", located["what"])
