@@ -19,6 +19,7 @@ from conftest import shared_dir
 from dovetail.guests.tune.measure import measured
 from dovetail.ir.graph import Graph, GraphBuilder
 from dovetail.ir.operators.base import Operator
+from dovetail.ir.operators.elementwise import Binary, BinaryKind
 from dovetail.ir.operators.linear import Conv2d
 from dovetail.ir.operators.movement import Concat, Pad, Slice
 from dovetail.ir.types import DType, Shape, TensorType
@@ -241,3 +242,13 @@ def test_a_fault_in_a_rate_is_found(part: str) -> None:
     off = {name: abs(core_cycles(graph, faulty, choice) / alone(name) - 1) for name, (graph, choice) in LAYERS.items()}
     print(part, off)
     assert any(value > FARTHER.get(name, OFF) for name, value in off.items())
+
+
+@pytest.mark.parametrize("kind", [BinaryKind.MULTIPLY, BinaryKind.SUBTRACT, BinaryKind.MAXIMUM])
+def test_arithmetic_of_integers_costs_no_division(kind: BinaryKind) -> None:
+    """Half of the cycles are estimated, as reading words is not apart; a division would be a hundred times as much."""
+    require_chip()
+    builder = GraphBuilder("net")
+    both = [builder.input(name, TensorType((512,), DType.INT32)) for name in ("a", "b")]
+    graph, target = builder.finish([builder.add(Binary(kind), both)]), load_target("riscv")
+    assert 0.4 < core_cycles(graph, target) / measured(graph, target, None, {}) < 1.5

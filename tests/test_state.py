@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dovetail.arrays import built
 from dovetail.codegen.emit.project import write_project
 from dovetail.compile import Compiled, Options, compile_graph, sample_inputs
 from dovetail.errors import ProgramError
@@ -17,7 +18,7 @@ from dovetail.guests.tune.measure import measured
 from dovetail.ir.graph import Graph, GraphBuilder, evaluate_all, verify
 from dovetail.ir.onnx_file import check_graph, load_graph, save_graph
 from dovetail.ir.onnx_runtime import runtime_session
-from dovetail.ir.operators.arithmetic import Clip
+from dovetail.ir.operators.arithmetic import Clip, Lookup
 from dovetail.ir.operators.linear import Conv2d
 from dovetail.ir.operators.movement import Concat, Slice
 from dovetail.ir.rewrite import simplify
@@ -200,3 +201,30 @@ def test_graphs_that_contradict_themselves_are_refused(ring: Graph) -> None:
         verify(replace(ring, states=(*ring.states[:2], np.zeros(4, np.int16))))
     with pytest.raises(ValueError, match="computed value of its own"):
         verify(replace(ring, outputs=(*ring.outputs[:4], ring.outputs[1], *ring.outputs[5:])))
+
+
+@pytest.mark.parametrize("simulator", ["iss", "host"])
+@pytest.mark.parametrize(
+    "first",
+    [
+        np.full(1000, 7),  # no multiple of 16
+        np.full(1024, -3),
+        np.tile(np.arange(16), 64),
+        np.tile(np.arange(16), 3),
+        np.arange(1040) % 117,
+    ],
+)
+def test_states_begin_with_their_first_contents(first: Array, simulator: str) -> None:
+    """One byte or sixteen repeated, as bytes and as words, and contents that repeat nothing."""
+    builder = GraphBuilder("net")
+    state = builder.state("kept", first.astype(np.int8))
+    frame = builder.input("x", TensorType(first.shape, DType.INT8))
+    builder.replace_state(state, frame)
+    same = builder.constant("same", np.arange(-128, 128, dtype=np.int8))
+    graph = builder.finish([builder.add(Lookup(), [state, same])])
+    target = load_target("riscv")
+    steps = [{"x": np.full(first.shape, at, np.int8)} for at in (5, 6)]
+    with built(compile_graph(graph, target, Options()), target) as build:
+        found = run_build(build, simulator, steps).outputs
+    for outputs, wanted in zip(found, (first, steps[0]["x"]), strict=True):
+        np.testing.assert_array_equal(outputs[graph.results[0]], wanted)

@@ -23,6 +23,7 @@ import onnx
 import pytest
 
 from command_line import dovetail
+from dovetail import compile
 from dovetail.errors import ModelError
 from dovetail.guests import zoo
 from dovetail.guests.zoo import networks, story
@@ -30,6 +31,7 @@ from dovetail.guests.zoo.networks import ZooNetwork
 from dovetail.guests.zoo.weights import forward, random_parameters, stored, synthetic_inputs
 from dovetail.ir.onnx_runtime import runtime_session
 from dovetail.read.geometry import same_border
+from firmware import require_chip
 from zoo_data import digits_accuracy, digits_samples, inputs
 
 ort = pytest.importorskip("onnxruntime")
@@ -239,6 +241,8 @@ def test_default_samples_and_unknown_name() -> None:
         zoo.build("resnet9")
     with pytest.raises(ModelError, match="not -1"):
         zoo.build("resnet8", seed=-1)
+    with pytest.raises(ModelError, match="not -1"):
+        zoo.calibration("story", seed=-1)
     with pytest.raises(ModelError, match=r"no test data(.|\n)*digits, story"):
         zoo.held_back("resnet8")
     with pytest.raises(ModelError, match="reads no text"):
@@ -349,3 +353,15 @@ def test_a_sentence_is_written(stories: ModuleType, tmp_path: Path, capsys: pyte
     figures = json.loads(capsys.readouterr().out)
     assert figures["text"] in stories.sentences() and figures["text"].startswith("a quiet duck lived in a lake.")
     assert figures["where"] == "iss" and figures["steps"] == len(figures["text"]) + 2
+
+
+@pytest.mark.parametrize("target", ["riscv", "cortex_m4"])
+def test_a_language_models_cycles_are_estimated(target: str, tmp_path: Path) -> None:
+    """Those of the last place, where all are read; a row written into a cache is not the whole cache."""
+    require_chip()
+    (tmp_path / "story.onnx").write_bytes(zoo.build("story"))
+    build = compile(tmp_path / "story.onnx", target)
+    steps = [{"token": np.array([5]), "position": np.array([place])} for place in (0, 95)]
+    report = build.run(steps).report
+    executed = report.each[1].cycles["total"]
+    assert report.estimated and executed and abs(report.estimated / executed - 1) < 0.15

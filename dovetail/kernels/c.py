@@ -65,7 +65,7 @@ def loop(variable: str, stop: str | int, lines: Iterable[str], start: str | int 
     return block(f"for (int32_t {variable} = {start}; {variable} < {stop}; {advance})", lines)
 
 
-def written_out(variable: str, count: int, lines: Lines) -> Lines:
+def unroll_loop(variable: str, count: int, lines: Lines) -> Lines:
     """The lines of a loop's turns one after the other, each in a block of its own; a number stands for the variable."""
     return [line for at in range(count) for line in ("{", *indent(loop(variable, at + 1, lines, start=at)), "}")]
 

@@ -15,9 +15,9 @@ from dovetail.kernels.c import (
     nested,
     product,
     total,
+    unroll_loop,
     variable,
     wrapped,
-    written_out,
 )
 from dovetail.kernels.epilogue import finish
 from dovetail.kernels.kernel import Expression, Index, KernelWriter
@@ -68,7 +68,7 @@ def write_elements(
     def body() -> Lines:
         lines, pairs = one(), list(zip(names, shape, strict=True))
         if row is not None:
-            lines = [*row(places[:-1]), *loop(*pairs.pop(), written_out("lane", lanes, lines), step=lanes)]
+            lines = [*row(places[:-1]), *loop(*pairs.pop(), unroll_loop("lane", lanes, lines), step=lanes)]
         return nested(pairs, lines)
 
     return scope.writer(body, one)
@@ -155,7 +155,7 @@ def nest(
         texts = [total(text, product("lane", step)) for text, step in zip(texts, loops[-1][1], strict=True)]
     lines = body(lambda shape: texts[shapes.index(shape)], texts[-1])
     if turn > 1:
-        lines = loop(names[-1], counts.pop(), written_out("lane", turn, lines), step=turn)
+        lines = loop(names[-1], counts.pop(), unroll_loop("lane", turn, lines), step=turn)
     lines = nested(zip(names, counts, strict=False), lines)
     if not names and len(lines) > 1:  # several nests may stand in one function, each with its own variables
         return ["{", *indent(lines), "}"]

@@ -29,8 +29,8 @@ from dovetail.kernels.c import (
     product,
     real,
     total,
+    unroll_loop,
     variable,
-    written_out,
 )
 from dovetail.kernels.elements import place_in
 from dovetail.kernels.epilogue import finish
@@ -362,7 +362,7 @@ def _cleared(nbytes: int) -> Lines:
     """The statements that make so many bytes of the result 0, a multiple of 16."""
     cleared = "__builtin_memset(__builtin_assume_aligned(output + at + lane * 16, 4), 0, 16);"
     lanes = channel_lanes(nbytes // 16, 8)
-    turn = written_out("lane", lanes, [cleared, "in_order();"])  # one at a time, or compilers call a function
+    turn = unroll_loop("lane", lanes, [cleared, "in_order();"])  # one at a time, or compilers call a function
     return block(f"for (int32_t at = 0; at < {nbytes}; at += {16 * lanes})", turn)
 
 

@@ -45,6 +45,12 @@ def _check(name: str, known: tuple[str, ...], what: str) -> None:
         raise ModelError(what, where=f"'{name}'", hint=f"choose one of {', '.join(known)}")
 
 
+def _check_asked(name: str, seed: int) -> None:
+    _check(name, names(), "there is no model of this name in the zoo")
+    if seed < 0:
+        raise ModelError(f"a seed is 0 or more, not {seed}", where="--seed", hint="give 0 or more")
+
+
 def build(name: str, seed: int = 0) -> bytes:
     """A quantised ONNX model of batch 1, QDQ inside; the same bytes for a seed.
 
@@ -65,6 +71,7 @@ def _written(name: str, seed: int, is_quantised: bool) -> bytes:
     from dovetail.guests.zoo import story
     from dovetail.guests.zoo.models import model
 
+    _check_asked(name, seed)
     if name == STORY:
         made = story.quantised() if is_quantised else story.model(story.stored().parameters)
     else:
@@ -75,9 +82,6 @@ def _written(name: str, seed: int, is_quantised: bool) -> bytes:
 def _prepared(name: str, seed: int) -> tuple[ZooNetwork, ZooWeights]:
     from dovetail.guests.zoo.weights import random_parameters, stored
 
-    _check(name, names(), "there is no model of this name in the zoo")
-    if seed < 0:
-        raise ModelError(f"a seed is 0 or more, not {seed}", where="--seed", hint="give 0 or more")
     network = _NETWORKS[name]()
     return network, stored().prepared if name in _TRAINED else random_parameters(network, seed)
 
@@ -95,6 +99,7 @@ def calibration(name: str, seed: int = 0) -> Arrays:
 
     from dovetail.guests.zoo import story
 
+    _check_asked(name, seed)
     if name == STORY:
         return story.sequences(story.stored().calibration)
     return {"input": _prepared(name, seed)[1].calibration.astype(np.float32)}

@@ -16,7 +16,9 @@ def zoo(
     output: Annotated[Path | None, option("--output", "-o", help="The file to write; NAME.onnx if not given.")] = None,
     real: Annotated[bool, typer.Option("--float", help="The float network, before quantisation.")] = False,
     calibration: Annotated[Path | None, option(help="Write float samples for calibration here, as .npz.")] = None,
-    test: Annotated[Path | None, option(help="Write what the training of digits or story never saw here.")] = None,
+    test: Annotated[
+        Path | None, option(help="Write samples of digits or story that their training never saw here.")
+    ] = None,
     tokenizer: Annotated[Path | None, option(help="Write story's tokenizer here, in llama2.c's form.")] = None,
 ) -> None:
     """Write a model to try Dovetail with, or list them.
