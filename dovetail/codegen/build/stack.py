@@ -12,18 +12,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from dovetail.codegen.build.elf import opened, symbol_table
-
-if TYPE_CHECKING:
-    from elftools.elf.elffile import ELFFile
+from dovetail.codegen.build.elf import ElfFile, opened
 
 _Place = tuple[int, int]
 """Number of an object, and of a section in it."""
 _CALLS = {"EM_RISCV": {16, 17, 18, 19, 44, 45}, "EM_ARM": {10, 30, 51, 102, 103}}
 """Relocations of branches, jumps and calls, by machine (psABI of RISC-V; ELF for the Arm architecture)."""
-_ALLOCATE, _EXECUTE, _FUNCTION = 2, 4, 2  # section flags and a type of symbol, System V ABI, chapter 4
+_FUNCTION = 2  # type of a symbol, System V ABI, chapter 4
 _NOWHERE = 0xFF00  # numbers of sections from here on, and 0, are of no section (ibid.)
 
 
@@ -47,7 +43,7 @@ def read_code(objects: Sequence[Path]) -> Code:
     """Functions and calls of objects, compiled with a section for each function and told to say frames.
 
     Raises:
-        BuildError: what is no ELF file. MissingExtraError: the package that reads them is not installed.
+        BuildError: what is no ELF file.
     """
     code = Code()
     for number, path in enumerate(objects):
@@ -90,12 +86,10 @@ def _need(code: Code, place: _Place, known: dict[_Place, int | str]) -> int | st
     return known[place]
 
 
-def _read(code: Code, number: int, file: ELFFile, told: Path) -> None:
+def _read(code: Code, number: int, file: ElfFile, told: Path) -> None:
     """Add what one object says."""
-    from elftools.elf.relocation import RelocationSection
-
-    sections, symbols = list(file.iter_sections()), list(symbol_table(file))
-    code.code |= {(number, place) for place, one in enumerate(sections) if int(one["sh_flags"]) & _EXECUTE}
+    sections, symbols = file.sections, list(file.symbols())
+    code.code |= {(number, place) for place, one in enumerate(sections) if one.is_code}
     own = {name: (number, at) for name, _, _, _, at in symbols if name and 0 < at < _NOWHERE}
     shared = {name for name, _, _, info, _ in symbols if info >> 4}
     code.names |= {name: place for name, place in own.items() if name in shared}
@@ -104,21 +98,18 @@ def _read(code: Code, number: int, file: ELFFile, told: Path) -> None:
     code.functions |= {own[name]: name for name in functions}
     clones = {own[name]: re.sub(r"\.\d+$", "", name) for name in functions}
     code.frames |= {place: written[name] for place, name in clones.items() if name in written}
-    calls = _CALLS.get(file["e_machine"], set())
-    for section in sections:
-        if not isinstance(section, RelocationSection):
-            continue
-        place, to = (number, int(section["sh_info"])), sections[section["sh_info"]]
-        entries = [(one, symbols[one["r_info_sym"]]) for one in section.iter_relocations() if one["r_info_sym"]]
+    calls = _CALLS.get(file.machine, set())
+    for of, relocations in file.relocations():
+        to = sections[of]
+        entries = [(offset, kind, symbols[symbol]) for offset, kind, symbol in relocations if symbol]
         if to.name == ".stack_sizes":
-            sizes = _sizes(to.data(), [int(one["r_offset"]) + file.elfclass // 8 for one, _ in entries])
-            code.frames |= {(number, at): nbytes for (_, (*_, at)), nbytes in zip(entries, sizes, strict=True)}
-        elif int(to["sh_flags"]) & _ALLOCATE:
+            sizes = _sizes(file.content(to), [offset + file.bits // 8 for offset, _, _ in entries])
+            code.frames |= {(number, at): nbytes for (_, _, (*_, at)), nbytes in zip(entries, sizes, strict=True)}
+        elif to.is_allocated:
             found = {
-                ((number, at) if 0 < at < _NOWHERE else name, int(one["r_info_type"]) in calls)
-                for one, (name, *_, at) in entries
+                ((number, at) if 0 < at < _NOWHERE else name, kind in calls) for _, kind, (name, *_, at) in entries
             }
-            code.uses.setdefault(place, set()).update(use for use in found if use[0] != place)
+            code.uses.setdefault((number, of), set()).update(use for use in found if use[0] != (number, of))
 
 
 def _sizes(content: bytes, starts: Sequence[int]) -> Iterator[int]:
