@@ -203,6 +203,91 @@ def test_a_header_changes_only_what_includes_it(tmp_path: Path, monkeypatch: pyt
     assert made() == 6, "which file it includes is not written out"
 
 
+def test_a_macro_changes_only_what_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself, in a header, in the value of a macro, or put together of parts."""
+    chosen("", monkeypatch)
+    texts = {
+        "plain.c": "int plain;",
+        "reads.c": "int top(void) { return READ; }",
+        "via.c": '#include "via.h"\nint via = IN_HEADER;',
+        "via.h": "#define IN_HEADER READ",
+        "joined.c": "#define JOIN(a, b) a##b\nint joined = JOIN(RE, AD);",
+        "named.c": "#include NAMED\nint named = IN_HEADER;",
+        "start.S": "start:",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    values: dict[str, str | int | None] = {"READ": 1, "UNREAD": 1, "NAMED": '"via.h"', "ALIAS": "READ"}
+
+    def new(**changed: str | int) -> int:
+        """Objects that are made anew with other macros."""
+        cache, sources = tmp_path / "cache", [Path(name) for name in texts if name != "via.h"]
+        before = len(list(cache.rglob("*.o")))
+        firmware_stack(tmp_path, sources, "top", isa="rv32imc", cache=cache, defines={**values, **changed})
+        return len(list(cache.rglob("*.o"))) - before
+
+    assert new() == 6
+    assert new(UNREAD=2) == 1, "of the source that puts names together"
+    assert new(READ=2) == 4
+    (tmp_path / "reads.c").write_text("int top(void) { return ALIAS; }")
+    assert new() == 1
+    assert new(READ=3) == 4, "by way of another"
+
+
+def test_another_name_is_measured_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its code is the same, and the reason for no bound has its own name; other code is compiled."""
+    chosen("", monkeypatch)
+    cache = tmp_path / "cache"
+
+    def measured(name: str, text: str, entry: str = "main") -> tuple[int | str, int]:
+        """Stack, and objects in the cache."""
+        folder = tmp_path / name
+        (folder / "src").mkdir(parents=True, exist_ok=True)
+        (folder / "src" / f"{name}.h").write_text(f"#define {name.upper()}_SIZE 64\nint {name}_run(int at);\n")
+        (folder / "src" / f"{name}.c").write_text(f'#include "{name}.h"\n{text.replace("NET", name)}')
+        (folder / "main.c").write_text("#include HEADER\nint main(void) { return RUN(3); }")
+        need, _, _ = firmware_stack(
+            folder,
+            [Path("src") / f"{name}.c", Path("main.c")],
+            entry,
+            isa="rv32imc",
+            defines={"HEADER": f'"{name}.h"', "RUN": f"{name}_run"},
+            include=[Path("src")],
+            cache=cache,
+            network=name,
+        )
+        return need, len(list(cache.rglob("*.o")))
+
+    code = "int NET_run(int at) { volatile char room[128]; room[at] = 1; return room[at + 1]; }\n"
+    need, objects = measured("first", code)
+    assert isinstance(need, int) and need >= 128 and objects == 2
+    assert measured("second", code) == (need, 2)
+    assert measured("longer", code.replace("; room", ";\n     room")) == (need, 2), "lines are broken elsewhere"
+    more, objects = measured("third", code.replace("128", "256"))
+    assert isinstance(more, int) and more >= need + 128 and objects == 4
+    commented = code.replace("room[at] = 1;", "// set it\n    room[at] = 1;\n")
+    assert measured("fourth", commented)[1] == 6 and measured("fifth", commented.replace("it\n", "it"))[1] == 8
+    circle = "int NET_run(int at) { return at > 1 ? NET_run(at - 1) * 3 ^ NET_run(at - 2) : 1; }\n"
+    own = "{0}_run calls itself, directly or through others"
+    assert [measured(name, circle) for name in ("one", "another")] == [
+        (own.format("one"), 10),
+        (own.format("another"), 10),
+    ]
+
+
+def test_a_network_of_another_name_is_compiled_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When its firmware is built; its description has the figures all the same."""
+    chosen("", monkeypatch)
+    monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "digits.onnx").write_bytes(zoo.build("digits"))
+    names = ("net_1", "network_of_letters")
+    stacks = []
+    for name in names:
+        stacks.append(compile_model(tmp_path / "digits.onnx", load_target("riscv"), Options(name=name)).unit.stack)
+        assert len(list((tmp_path / "cache").rglob("*.o"))) in (3, 4)
+    assert stacks[0] == stacks[1] and stacks[0] and stacks[0].nbytes
+
+
 def test_less_than_it_needs_is_refused(tmp_path: Path) -> None:
     """At compile time: on the chip it would overwrite what lies below."""
     require_chip()

@@ -35,7 +35,7 @@ class ElfSection(NamedTuple):
     """A section: its header, and its name."""
 
     place: int
-    """Where its name stands."""
+    """Place of the name in the section of names."""
     kind: int
     flags: int
     address: int
@@ -44,7 +44,7 @@ class ElfSection(NamedTuple):
     link: int
     """Number of the section that this one belongs to: the names of symbols, the symbols of relocations."""
     info: int
-    """Of relocations, the number of the section that they change."""
+    """Number of the section that relocations change."""
     alignment: int
     entry: int
     """Bytes of an entry."""

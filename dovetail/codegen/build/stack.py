@@ -19,6 +19,8 @@ _Place = tuple[int, int]
 """Number of an object, and of a section in it."""
 _CALLS = {"EM_RISCV": {16, 17, 18, 19, 44, 45}, "EM_ARM": {10, 30, 51, 102, 103}}
 """Relocations of branches, jumps and calls, by machine (psABI of RISC-V; ELF for the Arm architecture)."""
+_RETURNING = {10, 18, 19}
+"""The relocations that only calls have."""
 _FUNCTION = 2  # type of a symbol, System V ABI, chapter 4
 _NOWHERE = 0xFF00  # numbers of sections from here on, and 0, are of no section (ibid.)
 
@@ -106,10 +108,10 @@ def _read(code: Code, number: int, file: ElfFile, told: Path) -> None:
             sizes = _sizes(file.content(to), [offset + file.bits // 8 for offset, _, _ in entries])
             code.frames |= {(number, at): nbytes for (_, _, (*_, at)), nbytes in zip(entries, sizes, strict=True)}
         elif to.is_allocated:
-            found = {
-                ((number, at) if 0 < at < _NOWHERE else name, kind in calls) for _, kind, (name, *_, at) in entries
-            }
-            code.uses.setdefault((number, of), set()).update(use for use in found if use[0] != (number, of))
+            uses = code.uses.setdefault((number, of), set())
+            for _, kind, (name, _, _, info, at) in entries:
+                if at != of or (info & 15 == _FUNCTION and kind in _RETURNING):  # a jump in a section is no use
+                    uses.add(((number, at) if 0 < at < _NOWHERE else name, kind in calls))
 
 
 def _sizes(content: bytes, starts: Sequence[int]) -> Iterator[int]:

@@ -44,8 +44,10 @@ Defines = Mapping[str, str | int | None]
 MOST_BYTES = 1 << 30
 """Bytes of all kept objects and what is linked from them; of a folder's, those used longest ago go first."""
 _INPUTS = (".h", ".inc", ".bin")  # files a source may include
-_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*(?:include|import)\b(?:[ \t]*["<]([^">\n]+)[">])?', re.MULTILINE)
-"""A line that includes a file, and its name where that is written out."""
+_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*(?:include|import)\b[ \t]*(?:(["<])([^">\n]+)[">]|(\w*))', re.MULTILINE)
+"""A line that includes a file: the quote and its name, or a macro of that value."""
+_BLANK = "\0"
+"""In place of the name of a network, where that does not matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,14 +195,18 @@ def firmware_stack(
     include: Sequence[Path] = (),
     flags: Sequence[str] = (),
     cache: Path | None = None,
+    network: str = "",
 ) -> tuple[int | str, str, int]:
     """Bytes of stack a function of firmware needs at most, or why there is no bound, as `stack.stack_need` says, the
     name of the compiler that says so, and the bytes of code and tables of the sources in `src`; arguments and errors as
     `compile_firmware`, whose objects these are. Sources of the `library` are compiled only if the others leave a name
-    open that stands in them."""
+    open that stands in them. Where a `network` of another name has the same code, nothing is compiled."""
     work = _firmware(project_dir, isa, defines, include, flags, None, cache)
-    compiler, keys = work.compiler.version.rsplit(" ", 1)[0], [work.made(one)[0].stem for one in (*sources, *library)]
-    known = work.place(digest(entry.encode(), *(key.encode() for key in keys)), ".sizes")
+    compiler, keys = (
+        work.compiler.version.rsplit(" ", 1)[0],
+        [work.content_but(network, one) for one in (*sources, *library)],
+    )
+    known = work.place(digest(entry.encode(), *keys), ".sizes")
     kept = kept_file(known)
     if kept is None:
         objects, left = work.compile(sources), list(library)
@@ -213,10 +219,11 @@ def firmware_stack(
         need = stack_need(code, entry)
         if isinstance(need, str) and left:  # it may be for what was left out
             need = stack_need(read_code([*objects, *work.compile(left)]), entry)
-        kept = f"{sum(one['text'] + one['rodata'] for one in sizes)} {need}".encode()
+        said = need.replace(network, _BLANK) if network and isinstance(need, str) else need
+        kept = f"{sum(one['text'] + one['rodata'] for one in sizes)} {said}".encode()
         keep_file(known, kept)
     nbytes, _, said = kept.decode().partition(" ")
-    return int(said) if said.isdigit() else said, compiler, int(nbytes)
+    return int(said) if said.isdigit() else said.replace(_BLANK, network), compiler, int(nbytes)
 
 
 def _machine(core: InstructionSet, compiler: Compiler) -> tuple[str, ...]:
@@ -297,12 +304,12 @@ class _CompileContext:
         cache: Path | None,
     ) -> None:
         self.compiler, self.directory = compiler, directory.resolve()
-        names = sorted((defines or {}).items())
-        macros = [f"-D{name}" if value is None else f"-D{name}={value}" for name, value in names]
+        self.defines = dict(sorted((defines or {}).items()))
         folders = [self.directory, *(self.directory / folder for folder in include)]
-        self.flags = (*flags, *macros, *(f"-I{folder}" for folder in folders))
+        self.flags, self.folders = tuple(flags), tuple(f"-I{folder}" for folder in folders)
         found = [(folder, path) for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in _INPUTS]
         self.headers = [(path.relative_to(folder).as_posix(), path.read_bytes()) for folder, path in found]
+        self.names = {name.rpartition("/")[2] for name, _ in self.headers}
         self.cache = usable_cache(cache or default_cache())
 
     def place(self, key: str, suffix: str) -> Path:
@@ -316,17 +323,48 @@ class _CompileContext:
 
     def made(self, source: Path) -> tuple[Path, Sequence[str]]:
         """The path of a source's object, and the flags that it is made with."""
+        flags, parts, files = self._inputs(source)
+        texts = [files[0][1], *(part for file in files[1:] for part in file)]  # the name of the source does not matter
+        return self.place(digest(*parts, *texts), ".o"), (*flags, *self.folders)
+
+    def content_but(self, network: str, source: Path) -> bytes:
+        """A digest of all that decides on a source's object, but for the name of a network and line ends of its files,
+        which depend on that."""
+        _, parts, files = self._inputs(source)
+        either = "|".join(re.escape(one) for one in (network, network.upper()))
+        own = re.compile(rf"\b(?:{either})(?![a-zA-Z0-9])".encode() if network else b"(?!)")
+        blank = [[own.sub(_BLANK.encode(), part) for part in file] for file in (parts, *files)]
+        texts = [
+            re.sub(rb"\n +", b" ", text) if _BLANK.encode() in name and b"//" not in text else text
+            for name, text in blank[1:]
+        ]
+        return digest(*blank[0], *(name for name, _ in blank[1:]), *texts).encode()
+
+    def _inputs(self, source: Path) -> tuple[Sequence[str], Sequence[bytes], Sequence[tuple[bytes, bytes]]]:
+        """All that decides on a source's object: its flags, folders to look in apart; the same with the compiler, as
+        bytes; names and texts of the source and of the files that it may include."""
         if not (self.directory / source).is_file():
             hint = "compile the model again, with the files of the driver or library in place"
             raise BuildError(f"there is no source file '{source}'", where=str(self.directory), hint=hint)
-        language = ("-std=c99",) if source.suffix == ".c" and self.compiler.kind != "cc" else ()
-        flags = (*self.flags, *language)
-        # Folders are in the flags only as places to look; what they hold is in the digest of the headers.
-        named = "\0".join(flag for flag in flags if not flag.startswith("-I"))
         content = (self.directory / source).read_bytes()
-        text, included = (self.compiler.version, named, source.suffix), self._included(source, content)
-        key = digest(*(part.encode() for part in text), content, included.encode())
-        return self.place(key, ".o"), flags
+        included = self._included(content) if source.suffix in (".c", ".S") else None
+        texts = [content, *(text for _, text in included or ())]
+        # Where names are put together, or anything may be included, any macro may be read.
+        is_any = included is None or any(b"##" in text for text in texts)
+        macros: dict[str, str | int | None] = dict(self.defines) if is_any else {}
+        while more := {
+            name: value
+            for name, value in self.defines.items()
+            if name not in macros and any(name.encode() in text for text in texts)
+        }:
+            macros, texts = macros | more, [str(value).encode() for value in more.values()]
+        language = ("-std=c99",) if source.suffix == ".c" and self.compiler.kind != "cc" else ()
+        defined = (f"-D{name}" if value is None else f"-D{name}={value}" for name, value in sorted(macros.items()))
+        flags = (*self.flags, *defined, *language)
+        # Folders are in the flags only as places to look; what they hold is in the digest of the headers.
+        parts = [part.encode() for part in (self.compiler.version, "\0".join(flags), source.suffix)]
+        files = [(str(source), content), *(self.headers if included is None else included)]
+        return flags, parts, [(name.encode(), text) for name, text in files]
 
     def _compile(self, source: Path) -> Path:
         made, flags = self.made(source)
@@ -335,21 +373,23 @@ class _CompileContext:
             self._run([*flags, "-c", str(source)], made)
         return made
 
-    def _included(self, source: Path, content: bytes) -> str:
-        """A digest of what a source may include: files of the names it and they say, in whichever folder; all files
-        where a name is not written out, or it is not C."""
-        known, texts = set[str](), [content] if source.suffix == ".c" else []
+    def _included(self, content: bytes) -> Sequence[tuple[str, bytes]] | None:
+        """The files that a source may include: those of the names it and they say, in whichever folder; None where a
+        name is not written out or of no file here, as then it may be any."""
+        known, texts, found = set[str](), [content], list[tuple[str, bytes]]()
         while texts:
-            said = [name for text in texts for name in _INCLUDE.findall(text)]
-            if b"" in said or any(b"incbin" in text or b"embed" in text for text in texts):
-                break
-            new = {name.decode(errors="replace").rpartition("/")[2] for name in said} - known
-            known |= new
-            texts = [text for name, text in self.headers if name.rpartition("/")[2] in new]
-            if not texts:
-                held = [(name, text) for name, text in self.headers if name.rpartition("/")[2] in known]
-                return _digest_of(held)
-        return _digest_of(self.headers)
+            new = set[str]()
+            for mark, name, macro in (said for text in texts for said in _INCLUDE.findall(text)):
+                written = name.decode(errors="replace") or str(self.defines.get(macro.decode())).strip('"')
+                last = written.rpartition("/")[2]
+                if mark != b"<" and last not in self.names:
+                    return None
+                new.add(last)
+            if any(word in text for text in texts for word in (b"incbin", b"embed", b".include")):
+                return None
+            more = [file for file in self.headers if file[0].rpartition("/")[2] in new - known]
+            known, texts, found = known | new, [text for _, text in more], found + more
+        return found
 
     def link_shared(self, objects: Sequence[Path], libraries: Sequence[str] = ()) -> Path:
         """The shared library of the objects."""
@@ -449,10 +489,6 @@ def compiler_error(output: str, code: int) -> BuildError:
         hint = _NOT_THERE.get(name[1], _MEND) if name else _MEND
         return BuildError(located["what"], where=located["where"], hint=hint)
     return BuildError(rest, where="compiler", hint=_MEND)
-
-
-def _digest_of(files: Sequence[tuple[str, bytes]]) -> str:
-    return digest(*(part for name, text in files for part in (name.encode(), text)))
 
 
 def digest(*parts: bytes) -> str:

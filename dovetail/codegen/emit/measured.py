@@ -31,6 +31,7 @@ def stack_need(unit: Unit, project: Project) -> StackNeed:
                 defines=defines(unit.model, unit.target),
                 include=INCLUDED,
                 flags=(*EMITTED_C, OPTIMISATION[unit.optimize]),
+                network=unit.model,
             )
         except MissingExtraError as error:
             return StackNeed(None, why=str(error.where) + ": " + error.what)
