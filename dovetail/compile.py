@@ -209,8 +209,9 @@ def _tell_of_policies(integers: Graph, adapted: Graph, target: Target, options: 
     own, *others = target.policies
     if not others or target.core.is_host:
         return
-    cycles = {one.name: layer_cycles(adapt(integers, one), target) for one in others}
-    least, default = min(cycles, key=lambda name: cycles[name]), layer_cycles(adapted, target)
+    default = layer_cycles(adapted, target)
+    cycles = {one.name: layer_cycles(adapt(integers, one), target, _LESS * default) for one in others}
+    least = min(cycles, key=lambda name: cycles[name])
     if cycles[least] < _LESS * default:
         figures = f"{cycles[least]:,.0f} cycles in place of {default:,.0f} by estimate"
         what = f"the policy '{own.name}' is the default; --requant '{least}' would take {figures}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from dovetail import kernels
 from dovetail.errors import ModelError
@@ -358,10 +359,13 @@ def _kind(region: Region) -> str:
     return main or re.sub(r"(?<!^)(?=[A-Z])", "_", kinds[-1]).lower()
 
 
-def layer_cycles(graph: Graph, target: Target) -> float:
-    """Cycles of a graph's layers one after the other, copies and tiles left out."""
+def layer_cycles(graph: Graph, target: Target, most: float = inf) -> float:
+    """Cycles of a graph's layers one after the other, copies and tiles left out; of the first ones where these take
+    `most` or more."""
     cycles = 0.0
     for one in initial_partition(graph, target):
+        if cycles >= most:
+            break
         if one.offload is not None and one.match is not None:
             with asking(f"the cycles of {one.offload.name} for {one.name}"):
                 cycles += one.offload.cycles(one.match)
