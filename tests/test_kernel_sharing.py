@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,8 +34,10 @@ def all_of(
     names: Sequence[str],
     little: Collection[int],
     core: CoreTraits = CoreTraits(),  # noqa: B008
+    texts: dict[Hashable, CoreKernel] | None = None,
 ) -> list[CoreKernel]:
-    return generate_all([scope_of(graph, name, core) for graph, name in zip(graphs, names, strict=True)], little)
+    scopes = [scope_of(graph, name, core, texts=texts) for graph, name in zip(graphs, names, strict=True)]
+    return generate_all(scopes, little)
 
 
 def kernels_of(cases: list[Case], little: bool, accumulators: int = 16) -> list[CoreKernel]:
@@ -189,3 +193,42 @@ def test_floats_in_a_block_are_seen() -> None:
     (kernel,) = all_of([builder.finish([value])], ["kernel"], [0])
     assert "float" not in [parameter.c_type for parameter in kernel.parameters]
     assert "float" in [parameter.c_type for parameter in kernel.told]
+
+
+def other_numbers(graph: Graph) -> list[Graph]:
+    """The graph with other constants: in another order, the first number everywhere, the least everywhere."""
+    kinds = (lambda array: np.roll(array, 1), lambda array: array.flat[0], lambda array: array.min())
+    made = [{name: change(array) for name, array in graph.constants.items()} for change in kinds]
+    return [
+        replace(graph, constants={name: np.broadcast_to(new[name], old.shape) for name, old in graph.constants.items()})
+        for new in made
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_layers_alike_have_the_text_of_the_first(name: str) -> None:
+    """Whatever the numbers of layers are, the text that they share is the text that each would have alone."""
+    graphs = [graph for case in pairs(name, 8) for graph in (case.graph, *other_numbers(case.graph))]
+    names, shared = [f"kernel_{number:03}" for number in range(len(graphs))], 0
+    texts: dict[Hashable, CoreKernel] = {}
+    several: dict[Hashable, CoreKernel] = {}
+    ones = [[generate(*one, texts=known) for one in zip(graphs, names, strict=True)] for known in (None, texts)]
+    layers = [all_of(graphs, names, (), texts=known) for known in (None, several)]
+    for alone, found in zip(ones[0] + layers[0], ones[1] + layers[1], strict=True):
+        assert (found.key, found.parameters, found.lanes) == (alone.key, alone.parameters, alone.lanes)
+        assert (found.shared, set(found.helpers)) == (alone.shared, set(alone.helpers))
+        for held, wanted in ((found.constants, alone.constants), *members(found, alone)):
+            assert list(held) == list(wanted)
+            for key, array in wanted.items():
+                np.testing.assert_array_equal(held[key], array, strict=True)
+        shared += found.name != alone.name
+    assert shared > 16 or name not in ("conv2d", "fully_connected")
+
+
+def members(one: CoreKernel, other: CoreKernel) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """The constants and the numbers of two kernels' blocks."""
+    if one.block is None or other.block is None:
+        assert one.block is other.block
+        return []
+    numbers = [{name: np.array(value) for name, value in each.block.numbers.items()} for each in (one, other)]
+    return [(one.block.constants, other.block.constants), (numbers[0], numbers[1])]

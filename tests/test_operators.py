@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import product
 
 import numpy as np
 import pytest
@@ -484,6 +485,22 @@ def test_convolutions_are_their_definition() -> None:
             x[..., channel // 2 : channel // 2 + 1], deep[..., channel : channel + 1], (2, 1), (1, 2), -5, 3
         )
         np.testing.assert_array_equal(found[..., channel], single[..., 0])
+
+
+@pytest.mark.parametrize("dtype", [DType.INT8, DType.UINT8, DType.INT16])
+@pytest.mark.parametrize("terms", [500, 515, 40_000])
+def test_long_sums_are_exact(dtype: DType, terms: int) -> None:
+    """Sums of the largest products, which wrap where 32 bits do not hold them, and of single ones beside large sums."""
+    for x, w, zero_point in product((dtype.low, dtype.high), (-128, 127), (0, 1, dtype.low)):
+        image, weights = np.full((1, 1, 1, terms), x, dtype.numpy), np.full((3, 1, 1, terms), w, np.int8)
+        weights[1, :, :, ::2], weights[2, :, :, -1] = -1 - w, 1
+        wide = (image.reshape(-1).astype(np.int64) - zero_point) @ weights.reshape(3, -1).T.astype(np.int64)
+        wanted = wide.astype(np.int64 if dtype is DType.INT16 else np.int32)
+        operands = image, weights, np.arange(3).astype(wanted.dtype)
+        found = Conv2d(input_zero_point=zero_point).evaluate(operands).reshape(-1)
+        dense = FullyConnected(zero_point).evaluate([image[0, 0], weights[:, 0, 0], operands[2]])
+        np.testing.assert_array_equal(found, wanted + operands[2], strict=True)
+        np.testing.assert_array_equal(dense[0], found, strict=True)
 
 
 def test_pools_are_their_definition() -> None:

@@ -299,9 +299,11 @@ def _fixed(graph: Graph, node: Node, found: Mapping[str, _ConstantChannels]) -> 
     """The constant channels of a node's result."""
     layer = _integer_layer(graph, node)
     if layer is not None:
-        kind = layer.type(_X)
-        nothing = _ConstantChannels(np.zeros(kind.shape[-1], bool), np.zeros(kind.shape[-1], kind.dtype.numpy))
-        x = found.get(node.inputs[0], nothing)
+        kind, x = layer.type(_X), found.get(node.inputs[0])
+        if x is None:
+            if layer[_LAYER].filters(_counts(layer)).any(axis=1).all():
+                return None
+            x = _ConstantChannels(np.zeros(kind.shape[-1], bool), np.zeros(kind.shape[-1], kind.dtype.numpy))
         bare, counts = layer[_LAYER].with_zero_points(0), _counts(layer).astype(np.int8)
         moved = _at_one_place(layer, bare, (~x.known).astype(np.int8), counts)
         return _ConstantChannels(moved == 0, _sums(graph, layer, x))

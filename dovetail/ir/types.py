@@ -99,13 +99,16 @@ class DType(enum.Enum):
     @classmethod
     def of(cls, dtype: DTypeLike) -> DType:
         """The element type of a numpy type; raises ValueError for one that no tensor may have."""
-        text = np.dtype(dtype).name
-        if text not in _BY_TEXT:
-            raise ValueError(f"no tensor can have the numpy type {text}")
-        return _BY_TEXT[text]
+        kind = np.dtype(dtype)
+        if (known := _BY_NUMPY.get(kind)) is not None:
+            return known
+        if kind.name not in _BY_TEXT:
+            raise ValueError(f"no tensor can have the numpy type {kind.name}")
+        return _BY_TEXT[kind.name]
 
 
 _BY_TEXT = {dtype.text: dtype for dtype in DType}
+_BY_NUMPY = {dtype.numpy: dtype for dtype in DType if dtype.bits >= 8}
 
 
 @dataclass(frozen=True)

@@ -124,9 +124,10 @@ def defined(lines: Iterable[str]) -> set[str]:
 
 def without_unused(lines: Sequence[str]) -> Lines:
     """The lines less definitions of int32_t constants no other line names."""
-    if not any(map(_defined, lines)):
+    if not (names := defined(lines)):
         return list(lines)
-    counts = Counter(word.rstrip("(") for word in _WORD.findall("\n".join(lines)))
+    wanted = {*names, *(f"{name}(" for name in names)}
+    counts = Counter(word.rstrip("(") for word in _WORD.findall("\n".join(lines)) if word in wanted)
     kept = [line for line in lines if counts[_defined(line)] != 1]
     return kept if len(kept) == len(lines) else without_unused(kept)
 

@@ -3,7 +3,7 @@ there are, which is taken, how often the parts of its loops run, and the C."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
@@ -29,7 +29,7 @@ from dovetail.kernels.scheduled.write import scheduled_loops
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.sums import Products, SumConstants, SumNest, blocked, products_of, row_bytes, sums_of, unpacked
 from dovetail.kernels.vectors import rows_of
-from dovetail.kernels.window import COLUMN, ONE_PIXEL, ROW, Nest, WindowGeometry, pixel_loops
+from dovetail.kernels.window import COLUMN, ONE_PIXEL, ROW, Nest, Number, WindowGeometry, pixel_loops
 from dovetail.target.pattern import Choice, Knob
 
 _LANES = 8
@@ -156,12 +156,11 @@ class _ConvolutionKernel(SumNest):
             number("sums", "outputs", self.outputs),
             number("sums", "ragged", self.outputs % self.lanes > 0),
         )
-        start, channel = self.starts(clamped, self.lanes), self.channel
-        sums = [(self.sum(pixel, lane, pixels), lane) for pixel in range(pixels) for lane in range(self.lanes)]
+        start, channel, lanes = self.starts(clamped, self.lanes), self.channel, range(self.lanes)
+        sums = [(self.sum(pixel, lane, pixels), lane) for pixel in range(pixels) for lane in lanes]
         lines = [f"{self.sums.kind} {name} = {start}[{total(channel, lane)}];" for name, lane in sums]
-        names = [name for name, _ in sums]
         lines += self.shared_taps() if compact else self.taps(pixels, clamped)
-        lines += self.store(self.sums.kind, names, self.sums.value, channel, pixels, outputs if ragged != 0 else None)
+        lines += self.ends(pixels, outputs if ragged != 0 else None)
         if self.groups > 1:
             share = self.outputs // self.groups
             lines = loop("channel", f"(group + 1) * {share}", lines, start=f"group * {share}", step=self.lanes)
@@ -169,6 +168,29 @@ class _ConvolutionKernel(SumNest):
         else:
             lines = loop("channel", outputs, lines, step=self.lanes)
         return [*(self.clamps() if clamped else self.origins()), self.place(outputs), *lines]
+
+    def ends(self, pixels: int, outputs: Number | None) -> Lines:
+        """The statements that end the sums of one block of channels; `outputs` as of `store`."""
+        names = [self.sum(pixel, lane, pixels) for pixel in range(pixels) for lane in range(self.lanes)]
+        return self.store(self.sums.kind, names, self.sums.value, self.channel, pixels, outputs)
+
+    def alike(self) -> Hashable | None:
+        """As of `KernelWriter`: constants decide only the types and the ends of the sums."""
+        scope, sums = self.scope, self.sums
+        if scope.compact or scope.layouts:
+            return None
+        outputs, ends = self.outputs if self.outputs % self.lanes else None, list[tuple[str, ...]]()
+        alone: list[tuple[int, bool]] = [] if scope.border else [(1, True)]
+        for pixels, clamped in [*alone, *([(self.pixels, False)] if self.has_several else [])]:
+            begins = self.starts(clamped, self.lanes)
+            if not ends:
+                self.weights(blocked(sums.weights, self.lanes))
+                scope.input(scope.source(), "input")
+            ends.append((begins, *self.ends(pixels, outputs)))
+        told = tuple((one.name, one.c_type, one.is_constant, one.overlaps) for one in scope.parameters())
+        block = self.window, self.groups, self.lanes, self.pixels, self.unroll, self.outputs, self.depth
+        kinds = sums.kind, sums.stored, sums.bits, sums.pad_value, scope.result, scope.core
+        return *block, *kinds, scope.border and scope.border.name, told, tuple(ends)
 
     @property
     def has_several(self) -> bool:
@@ -207,6 +229,7 @@ def write_sums(scope: KernelScope, operator: Operator) -> KernelWriter:
     return KernelWriter(
         lambda name: blocked_nest(scope, products, sums).write(name),
         lambda: Nest(scope, products.window).finish(sums.value("sum"), "0"),
+        alike=lambda: blocked_nest(scope, products, sums).alike(),
     )
 
 

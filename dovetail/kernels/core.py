@@ -3,7 +3,7 @@ layers alike share compact functions."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
@@ -103,6 +103,18 @@ def source_and_key(name: str, writer: KernelWriter) -> tuple[str, str]:
 
 def written(scope: KernelScope, writer: KernelWriter, notes: tuple[str, ...] = ()) -> CoreKernel:
     """The kernel that a writer gives."""
+    same = writer.alike() if scope.texts is not None and not notes else None
+    if scope.texts is not None and same in scope.texts:
+        known, block = scope.texts[same], scope.border.block if scope.border else None
+        scope.keep(known.constants)
+        return replace(known, parameters=scope.parameters(), constants=scope.constants, block=block)
+    kernel = _written(scope, writer, notes)
+    if scope.texts is not None and same is not None:
+        scope.texts[same] = kernel
+    return kernel
+
+
+def _written(scope: KernelScope, writer: KernelWriter, notes: tuple[str, ...]) -> CoreKernel:
     source, key = source_and_key(scope.name, writer)
     return CoreKernel(
         scope.name,
@@ -190,6 +202,7 @@ def generate(
     lanes: int | None = None,
     layouts: Layouts = _NO_LAYOUTS,
     choice: Choice = _NO_CHOICE,
+    texts: dict[Hashable, CoreKernel] | None = None,
 ) -> CoreKernel:
     """The C of a region.
 
@@ -203,12 +216,13 @@ def generate(
         lanes: the `CoreKernel.lanes` of another kernel of the same weights, which are then in one order for both.
         layouts: of the operands and the result that share bytes; of a relayout also those of others.
         choice: settings of the knobs that `offered` names; those it refuses are left as they are without.
+        texts: kernels that were generated before; one whose text would be the same has their text and name.
 
     Raises:
         DovetailError: no core kernel computes the region (`supports` says why).
     """
     settings = {"border": border, "overwritten": overwritten, "lanes": lanes, "layouts": layouts, "choice": choice}
-    return generated(scope_of(graph, name, core, **settings))
+    return generated(scope_of(graph, name, core, texts=texts, **settings))
 
 
 def scope_of(graph: Graph, name: str, core: CoreTraits, **settings: Any) -> KernelScope:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -147,6 +147,8 @@ class KernelWriter:
     """As of `CoreKernel`, and so are the following."""
     instructions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    alike: Callable[[], Hashable | None] = lambda: None
+    """All that the text depends on, its name apart, once the scope has all constants; None where nobody knows."""
 
 
 def declarations(parameters: Sequence[Parameter]) -> Lines:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -64,6 +64,8 @@ class KernelScope:
     """Members of the block that are the same in every layer, and so are written as numbers."""
     any_shift: bool = False
     """Whether requantisation takes the one form that does for all shifts."""
+    texts: dict[Hashable, CoreKernel] | None = None
+    """Kernels by `KernelWriter.alike`: one alike has their text and name. None: each has its own."""
     constants: dict[str, Array] = field(init=False, default_factory=dict)
     """The kernel's constants by their C identifiers."""
     numbers: dict[str, int] = field(init=False, default_factory=dict)

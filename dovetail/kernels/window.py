@@ -294,13 +294,14 @@ class Nest:
             arguments += [*([BLOCK] if scope.border.block else []), *(["image"] if window.batch > 1 else [])]
             arguments += map(variable, ("row", "column"), window.outputs)
             calls["pixel"] = f"{scope.border.name}({', '.join(arguments)});"
-        used = {suffix: identifiers(lines) - defined(lines) for suffix, lines in bodies.items()}
-        for suffix, words in used.items():
+        words = {suffix: identifiers(lines) for suffix, lines in bodies.items()}
+        used = {suffix: words[suffix] - defined(lines) for suffix, lines in bodies.items()}
+        for suffix, own in used.items():
             arguments = [parameter.name for parameter in scope.parameters()] + place
-            calls[suffix] = f"{name}_{suffix}({', '.join(argument for argument in arguments if argument in words)});"
+            calls[suffix] = f"{name}_{suffix}({', '.join(argument for argument in arguments if argument in own)});"
         loops = loops_over(calls)
         called = [suffix for suffix in bodies if any(f"{name}_{suffix}(" in line for line in loops)]
-        scope.keep(identifiers([line for suffix in called for line in bodies[suffix]]))
+        scope.keep({word for suffix in called for word in words[suffix]})
         text = Lines()
         for suffix in called:
             inner = declarations([parameter for parameter in scope.parameters() if parameter.name in used[suffix]])

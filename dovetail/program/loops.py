@@ -34,7 +34,7 @@ from dovetail.program.ir import (
     queue_of,
 )
 from dovetail.program.series import ByteAddress, Loop, Number, Series, alike, series
-from dovetail.program.transfers import Transfer, transfers
+from dovetail.program.transfers import Transfer, relative_transfers
 
 MOST_LAG = 3
 """Most turns later in which something may be waited for: each is a ticket more that is kept."""
@@ -120,12 +120,13 @@ def check_loops(program: Program) -> None:
     if any(stop > after for (_, stop), (after, _) in pairwise([*ends, (len(program.statements), 0)])):
         raise ProgramError("loops lie over one another, or over the end", where=program.name, hint=_REPORT)
     for loop in program.loops:
+        forms = [_form(program, one, 0) for one in program.statements[loop.first : loop.first + loop.period]]
         for index in range(loop.first, loop.stop):
             turn, number = loop.place(index)
             body, own = program.statements[loop.first + number], program.statements[index]
             actual = numbers(program, own)
             said = tuple(one.at(turn) for one in loop.numbers[number])
-            if said != actual or _form(program, body, 0) != _form(program, own, 0):
+            if said != actual or forms[number] != _form(program, own, 0):
                 odd = next((pair for pair in zip(said, actual, strict=False) if pair[0] != pair[1]), (body, own))
                 what = f"turn {turn} of a loop says {odd[0]} where the program has {odd[1]}"
                 raise ProgramError(what, where=f"statement {print_statement(program, index).strip()}", hint=_REPORT)
@@ -165,7 +166,7 @@ def _form(program: Program, statement: Statement, index: int) -> Hashable:
     if isinstance(statement, Copy):
         made = tuple(
             (one.is_padded, one.border, one.planes > 1, one.rows > 1, one.pad_rows, one.pad_bytes, one.fill)
-            for one in transfers(statement)
+            for one in relative_transfers(statement)
         )
         return "copy", queue_of(statement, program.dma), bool(statement.before), made, where, kinds
     shapes = tuple(view.type.shape for view in views)
@@ -291,7 +292,7 @@ class _LoopSearch:
         """The numbers of a statement that C shows; of a copy those of its transfers."""
         statement, own = self.program.statements[index], self.numbers(index)
         if isinstance(statement, Copy):
-            return *own[1:3], *(size for one in transfers(statement) for size in _sizes(one))
+            return *own[1:3], *(size for one in relative_transfers(statement) for size in _sizes(one))
         return own if isinstance(statement, Begin | Call) else ()
 
 

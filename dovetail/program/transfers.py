@@ -73,7 +73,6 @@ _CopyNest = tuple[int, int, tuple[_CopyAxis, ...]]
 """First byte in the source and in the destination, and the axes to walk from there, outermost first."""
 
 
-@lru_cache(maxsize=1024)
 def transfers(copy: Copy) -> tuple[Transfer, ...]:
     """The DMA transfers of a copy, in order.
 
@@ -81,12 +80,16 @@ def transfers(copy: Copy) -> tuple[Transfer, ...]:
         ValueError: padding along an axis other than an image's rows and columns, or layouts whose blocks do not
             divide each other, or which put different elements into a byte.
     """
+    first, second = copy.source.offset, copy.destination.offset
+    made = relative_transfers(copy)
+    return tuple(replace(one, source=one.source + first, destination=one.destination + second) for one in made)
+
+
+def relative_transfers(copy: Copy) -> tuple[Transfer, ...]:
+    """The same with offsets from where the two views begin; raises as `transfers`."""
     source, destination = copy.source, copy.destination
     ends = (source.type, source.strides, source.layout), (destination.type, destination.strides, destination.layout)
-    return tuple(
-        replace(one, source=one.source + source.offset, destination=one.destination + destination.offset)
-        for one in _transfers(*ends, copy.before, copy.fill, copy.fills_border)
-    )
+    return _transfers(*ends, copy.before, copy.fill, copy.fills_border)
 
 
 _End = tuple[TensorType, tuple[int, ...], Layout | None]
@@ -126,12 +129,17 @@ def _rows(copy: Copy) -> Iterator[Transfer]:
 
 def transfer_count(copy: Copy) -> int:
     """Number of transfers a DMA makes of a copy."""
-    return len(dma_rows(copy) if copy.stream else dma_transfers(copy))
+    return len(dma_rows(copy) if copy.stream else dma_sizes(copy))
 
 
 def dma_transfers(copy: Copy) -> list[Transfer]:
     """Transfers of a DMA that carry out a copy, in order: borders as strips."""
     return [part for whole in transfers(copy) for part in (strips(whole) if whole.border else (whole,))]
+
+
+def dma_sizes(copy: Copy) -> list[Transfer]:
+    """The same for those who ask for sizes only: offsets are from where the views begin."""
+    return [part for whole in relative_transfers(copy) for part in (strips(whole) if whole.border else (whole,))]
 
 
 def ends_in_padding(copy: Copy, transfer: Transfer) -> bool:

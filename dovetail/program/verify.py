@@ -6,7 +6,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from operator import attrgetter
 
 import numpy as np
@@ -38,11 +37,10 @@ from dovetail.program.ir import (
     queue_of,
     reads,
     stream_of,
-    touches,
     writes,
 )
 from dovetail.program.loops import check_loops, digest
-from dovetail.program.transfers import transfers
+from dovetail.program.transfers import relative_transfers
 from dovetail.target.chip import Memory
 from dovetail.target.description import Target
 
@@ -144,7 +142,10 @@ class _ProgramWalk:
 
     def __post_init__(self) -> None:
         self.identity = {name: number + 1 for number, name in enumerate(sorted(self.program.buffers))}
-        self.owner = {memory.name: np.zeros(memory.size, dtype=np.int32) for memory in self.target.memories}
+        self.memories = {memory.name: memory for memory in self.target.memories}
+        self.has_states = any(buffer.role is Role.STATE for buffer in self.program.buffers.values())
+        narrow = np.min_scalar_type(len(self.identity))
+        self.owner = {memory.name: np.zeros(memory.size, narrow) for memory in self.target.memories}
         """For every byte of a memory, the buffer whose contents are there; 0 for none."""
 
     def buffer(self, view: View) -> Buffer:
@@ -153,11 +154,11 @@ class _ProgramWalk:
 
     def memory(self, view: View) -> Memory:
         """The memory a view lies in."""
-        return self.target.memory(self.buffer(view).memory)
+        return self.memories[self.program.buffers[view.buffer].memory]
 
     def span(self, view: View) -> tuple[int, int] | None:
         """First byte and one past the last byte of a view, as addresses; None for what the linker places."""
-        address, (start, stop) = self.buffer(view).address, view.span
+        address, (start, stop) = self.program.buffers[view.buffer].address, view.span
         return None if address is None else (address + start, address + stop)
 
     def step(self, index: int, statement: Statement) -> None:
@@ -168,24 +169,25 @@ class _ProgramWalk:
             self._check_wait(index, statement)
             self._wait(statement)
             return
-        for view, _ in touches(statement):
+        read, written = reads(statement), writes(statement)
+        for view in (*read, *written):
             self._check_view(view)
         if isinstance(statement, Copy):
             self._check_copy(statement)
         else:
             self._check_computation(statement)
-        self._check_apart(statement)
+        self._check_apart(statement, read, written)
         queue, stream = queue_of(statement, self.program.dma), stream_of(statement)
         waiter = issuer_of(statement)
         beside = self._beside(statement)
-        self._check_reach(statement)
-        self._check_states(statement)
+        self._check_reach(CORE if isinstance(statement, Call) else queue, (*read, *written))
+        if self.has_states:
+            self._check_states(statement)
         chain = self._chain(statement)
-        access = partial(_InFlightAccess, index, queue, stream, chain)
-        for view in reads(statement):
+        for view in read:
             self._check_free(view, queue, waiter, beside, is_write=False, chain=chain)
             self._check_resident(view, f"'{view.buffer}'")
-        for view in writes(statement):
+        for view in written:
             if self.buffer(view).role is Role.CONSTANT:
                 raise ProgramError(f"writes to the constant {view.buffer}")
             self._check_free(view, queue, waiter, beside, is_write=True)
@@ -195,10 +197,11 @@ class _ProgramWalk:
                     place for place, what in held.items() if isinstance(what, View) and self._meet(what, view)
                 ]:
                     del held[place]
-        for view, is_write in touches(statement) if queue != CORE else ():
+        for number, view in enumerate((*read, *written)) if queue != CORE else ():
             if (span := self.span(view)) is not None:
-                one = access(self.memory(view).name, span, view, is_write)
-                self.running.setdefault((one.memory, queue), []).append(one)
+                memory, is_write = self.buffer(view).memory, number >= len(read)
+                access = _InFlightAccess(index, queue, stream, chain, memory, span, view, is_write)
+                self.running.setdefault((memory, queue), []).append(access)
         if isinstance(statement, LaunchStatement):
             self.held[queue] = [*beside, index] if statement.starts_with_next else []
 
@@ -265,10 +268,9 @@ class _ProgramWalk:
             if place[1] == wait.queue or whole:
                 self.running[place] = list(filter(runs, accesses))
 
-    def _check_reach(self, statement: Statement) -> None:
+    def _check_reach(self, who: Queue, touched: Sequence[View]) -> None:
         """The core, engine or DMA that carries a statement out reaches the memories it touches."""
-        who = CORE if isinstance(statement, Call) else queue_of(statement, self.program.dma)
-        for view, _ in touches(statement):
+        for view in touched:
             memory = self.memory(view)
             if not memory.is_reached_by(who):
                 hint = f"look at Memory.reach of {memory.name}"
@@ -291,7 +293,7 @@ class _ProgramWalk:
         if self.target.dma is None and self.program.dma != CORE and not copy.queue:
             hint = "give the target a Dma, or the memory of the core as the engine's memory"
             raise ProgramError(f"{self.target.name} has no DMA", hint=hint)
-        transfers(copy)
+        relative_transfers(copy)
         if not copy.queue and not copy.stream:
             return
         # an engine's own DMA copies in the engine's list, from or to the engine's memory, and fills nothing
@@ -339,8 +341,8 @@ class _ProgramWalk:
     def _meet(self, one: View, other: View) -> bool:
         """Whether two views share bytes."""
         span, written = self.span(one), self.span(other)
-        same = self.memory(one) is self.memory(other)
-        return same and span is not None and written is not None and span[0] < written[1] and written[0] < span[1]
+        meet = span is not None and written is not None and span[0] < written[1] and written[0] < span[1]
+        return meet and self.memory(one) is self.memory(other)
 
     def _check_buffered(self, launch: LaunchStatement, memory: str) -> None:
         """Loads lie within its engine's buffer; one that is said to be there already is."""
@@ -361,20 +363,20 @@ class _ProgramWalk:
                 del held[place]
             held[first, stop] = what
 
-    def _check_apart(self, statement: Copy | LaunchStatement | Call) -> None:
+    def _check_apart(
+        self, statement: Copy | LaunchStatement | Call, read: Sequence[View], written: Sequence[View]
+    ) -> None:
         """A statement writes over nothing it reads, but for an operand of the core that is read only at the place of
         each element. (Copies within one buffer are for `transfers` to check.)"""
         call = statement if isinstance(statement, Call) else None
-        named = call.operands if call else dict(enumerate(reads(statement)))
+        named = call.operands if call else dict(enumerate(read))
         over = overwritten(call, self.program.buffers) if call else None
-        for written in writes(statement):
-            for name, read in named.items():
-                span, other = self.span(written), self.span(read)
-                within = written.buffer == read.buffer and call is None
-                if within or span is None or other is None or self.memory(written) is not self.memory(read):
-                    continue
-                if span[0] < other[1] and other[0] < span[1] and name != over:
-                    raise ProgramError(f"writes {written.buffer} over its own operand {read.buffer}: lifetimes overlap")
+        for result in written:
+            for name, operand in named.items():
+                within = result.buffer == operand.buffer and call is None
+                if self._meet(result, operand) and not within and name != over:
+                    what = f"writes {result.buffer} over its own operand {operand.buffer}: lifetimes overlap"
+                    raise ProgramError(what)
         if call is None or over is None:
             return
         same = call.operands[over].layout == call.result.layout
@@ -437,8 +439,11 @@ class _ProgramWalk:
     def _check_resident(self, view: View, name: str) -> None:
         if self.buffer(view).role is Role.CONSTANT:
             return
+        own = self.identity[view.buffer]
+        if (self._owner_bytes(view, view.physical) == own).all():
+            return
         owners = self._owners(view)
-        wrong = owners[owners != self.identity[view.buffer]]
+        wrong = owners[owners != own]
         if wrong.size == 0:
             return
         if (wrong == 0).any():
@@ -464,9 +469,12 @@ class _ProgramWalk:
         """The owners of bytes of a view, as an array of this shape and the bytes of an element."""
         memory, address = self.memory(view), self.buffer(view).address
         assert address is not None
-        strides = tuple(4 * stride for stride in (*view.strides, 1))
-        first = self.owner[memory.name][address - memory.base + view.offset :]
-        return np.lib.stride_tricks.as_strided(first, (*shape, view.type.dtype.numpy.itemsize), strides)
+        owner, size = self.owner[memory.name], view.type.dtype.numpy.itemsize
+        start, stop = (address - memory.base + end for end in view.span)
+        if view.is_dense and shape == view.physical:
+            return owner[start:stop]
+        strides = tuple(owner.itemsize * stride for stride in (*view.strides, 1))
+        return np.ndarray((*shape, size), owner.dtype, owner[start:stop].data, strides=strides)
 
 
 def _check_layouts(statement: LaunchStatement | Call, views: Views) -> None:

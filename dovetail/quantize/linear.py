@@ -17,6 +17,7 @@ from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.elementwise import Binary, BinaryKind
 from dovetail.ir.operators.linear import Linear, accumulator_type
 from dovetail.ir.pattern import apply, constant, operand, rest
+from dovetail.ir.requantisation.bounds import sum_bounds
 from dovetail.ir.rules import Rule, RuleMatch
 from dovetail.ir.scaling import rows_of_line
 from dovetail.ir.types import Array, DType
@@ -51,7 +52,8 @@ def linear(ask: QuantisationRequest[Linear], x: QuantisedValue) -> str:
     # sources multiply in float32; what TensorFlow Lite Micro computes today fits the double product alone.
     # Of uint8 the product of the scales is a float32 (GetQuantizedConvolutionMultipler, found in LiteRT's results).
     old = x.kind.dtype is DType.UINT8 and ask.emitter.rounding is Rounding.DOUBLE
-    products = [float(x.scale[0] * scale) if old else x.form.scale * float(scale) for scale in weights.scale]
+    own = x.form.scale
+    products = [float(x.scale[0] * scale) if old else own * float(scale) for scale in weights.scale]
     factors = [product / ask.target.scale for product in products]
     # WIDE where TFLite sums in 64 bits: int16 activations, unless the bias has 32 bits.
     narrow = isinstance(bias, QuantisedValue) and bias.kind.dtype is DType.INT32
@@ -158,9 +160,9 @@ def _within_32_bits(ask: QuantisationRequest[Linear], x: QuantisedValue, weights
     sums may leave them without a bias."""
     if weights.array is None or bias.dtype != np.int32:
         return bias
-    rows = ask.operator.filters(weights.array).astype(np.int64) - int(weights.zero_point[0])
-    ends = [rows * (end - x.form.zero_point) for end in (x.kind.dtype.low, x.kind.dtype.high)]
-    lowest, highest = np.minimum(*ends).sum(axis=1), np.maximum(*ends).sum(axis=1)
+    rows, zero, kind = ask.operator.filters(weights.array), int(weights.zero_point[0]), x.kind.dtype
+    rows = rows.astype(np.int64) - zero if zero else rows
+    lowest, highest = sum_bounds(rows, kind.low - x.form.zero_point, kind.high - x.form.zero_point)
     least, most = DType.INT32.low - lowest, DType.INT32.high - highest
     tell, where = ask.emitter.tell, ask.emitter.origin or ask.stem
     if (least > most).any():

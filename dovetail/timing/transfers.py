@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dovetail.ir.layout import Layout, nbytes
 from dovetail.ir.types import TensorType
 from dovetail.program.ir import Copy, dense_view
-from dovetail.program.transfers import dma_rows, dma_transfers, same_packing
+from dovetail.program.transfers import dma_rows, dma_sizes, same_packing
 from dovetail.target.chip import Dma
 from dovetail.target.engine import StreamDma
 
@@ -38,9 +38,9 @@ def copy_cost(dma: Dma | StreamDma | None, copies: Iterable[Copy]) -> CopyCost:
     """Cost of copies by a DMA; an engine's own has a command for each plane of rows. Without one the core copies: rows
     of up to 4 bytes in 5 cycles, others in 8 and one for each 2 bytes, as `iss` shows it of RV32IMC."""
     if dma is None:
-        moves = [(one.destination_rows, one.nbytes) for copy in copies for one in dma_transfers(copy)]
+        moves = [(one.destination_rows, one.nbytes) for copy in copies for one in dma_sizes(copy)]
         return CopyCost(0, sum(5 * rows if nbytes <= 4 * rows else 8 * rows + nbytes // 2 for rows, nbytes in moves))
-    parts = dma_rows if isinstance(dma, StreamDma) else dma_transfers
+    parts = dma_rows if isinstance(dma, StreamDma) else dma_sizes
     each = [dma_cycles(dma, one.destination_row_bytes, one.destination_rows) for copy in copies for one in parts(copy)]
     return CopyCost(len(each), sum(each))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -12,7 +12,7 @@ from dovetail.codegen.emit.firmware import runtime_path
 from dovetail.codegen.emit.lines import text_of
 from dovetail.codegen.emit.stored import StoredWeights, WeightOrder, find_weights, order_of, reading
 from dovetail.codegen.emit.unit import Unit, offload_of
-from dovetail.errors import ModelError, TargetError
+from dovetail.errors import DovetailError, ModelError, TargetError
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Array
 from dovetail.kernels import CoreKernel
@@ -157,6 +157,10 @@ class _Arrays:
     definitions: Lines = field(default_factory=list)
     places: dict[tuple[object, ...], tuple[str, StoredWeights] | None] = field(default_factory=dict)
     """Layouts of engines' packed weights, by offload, shapes and choice."""
+    texts: dict[tuple[str, int], str] = field(default_factory=dict)
+    """Expressions by C type and identity of an array, which lives as long as its kernel."""
+    read: tuple[int, dict[str, bytes]] = (-1, {})
+    """The layer that was searched last, and the bytes of its constants."""
 
     def __post_init__(self) -> None:
         found: dict[int, dict[str, View]] = {}
@@ -169,10 +173,13 @@ class _Arrays:
 
     def expression(self, launch: LaunchStatement, c_type: str, array: Array) -> str:
         """C for the first element of an array that a launch's kernel reads."""
+        if (same := self.texts.get((c_type, id(array)))) is not None:
+            return same
         key = c_type, digest(array)
         if key not in self.known:
             found = self._in_firmware(launch.layer, c_type, array) or self._from_engine(launch, c_type, array)
             self.known[key] = found or self._new(c_type, array)
+        self.texts[c_type, id(array)] = self.known[key]
         return self.known[key]
 
     def _from_engine(self, launch: LaunchStatement, c_type: str, array: Array) -> str | None:
@@ -203,8 +210,12 @@ class _Arrays:
         return None
 
     def _in_firmware(self, layer: int, c_type: str, array: Array) -> str | None:
-        for view in self.of_layer.get(layer, ()) if array.nbytes >= _LEAST_SHARED else ():
-            start = self.unit.program.constants[view.buffer].tobytes().find(array.tobytes())
+        if self.read[0] != layer:
+            views = self.of_layer.get(layer, ())
+            self.read = layer, {view.buffer: self.unit.program.constants[view.buffer].tobytes() for view in views}
+        wanted = array.tobytes() if array.nbytes >= _LEAST_SHARED else b""
+        for view in self.of_layer.get(layer, ()) if wanted else ():
+            start = self.read[1][view.buffer].find(wanted)
             if start >= 0 and start % array.itemsize == 0:
                 place = text_of(self.unit.place(replace(view, offset=start)))
                 return place if c_type == "uint8_t" else f"(const {c_type} *)(const void *)({place})"
@@ -243,6 +254,7 @@ class _Kernels:
     functions: Lines = field(default_factory=list)
     helpers: Lines = field(default_factory=list)
     by_key: dict[str, CoreKernel] = field(default_factory=dict)
+    texts: dict[Hashable, CoreKernel] = field(default_factory=dict)
     by_graph: dict[int, list[_Step]] = field(default_factory=dict)
     """Kernels that equal tiles share, by the identity of their graph, which lives as long as its launch."""
     tasks: dict[str, str] = field(default_factory=dict)
@@ -262,18 +274,17 @@ class _Kernels:
 
         They have this name if they are the first of their kind. Raises TargetError if the core has none for a part."""
         if id(graph) not in self.by_graph:
-            self.by_graph[id(graph)] = (
-                [(graph, self._kernel(graph, name))]
-                if kernels.supports(graph) is None
-                else [
+            try:
+                self.by_graph[id(graph)] = [(graph, self._kernel(graph, name))]
+            except DovetailError:  # the core has no kernel for all of it
+                self.by_graph[id(graph)] = [
                     (step.graph, None if step.is_view else self._kernel(step.graph, f"{name}_{number}"))
                     for number, step in enumerate(_in_steps(graph, self.target))
                 ]
-            )
         return self.by_graph[id(graph)]
 
     def _kernel(self, graph: Graph, name: str) -> CoreKernel:
-        kernel = kernels.generate(graph, name)
+        kernel = kernels.generate(graph, name, texts=self.texts)
         if kernel.key not in self.by_key:
             self.by_key[kernel.key] = kernel
             self.functions.append(kernel.source)

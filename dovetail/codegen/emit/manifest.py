@@ -24,7 +24,7 @@ from dovetail.program.ir import (
     View,
     queue_of,
 )
-from dovetail.program.transfers import transfer_count, transfers
+from dovetail.program.transfers import relative_transfers, transfer_count
 from dovetail.schedule.assign import Assignment
 from dovetail.schedule.assign.costs import PlacementReason
 from dovetail.schedule.layout import LayoutPlan
@@ -176,7 +176,7 @@ def _work(unit: Unit) -> list[dict[str, Any]]:
         found[layer]["bytes"] += move.view.type.nbytes
     for statement in unit.program.statements:
         if isinstance(statement, Copy):
-            moves = transfers(statement)
+            moves = relative_transfers(statement)
             by_dma = queue_of(statement, unit.program.dma) != CORE
             found[statement.layer]["transfers"] += transfer_count(statement) if by_dma else len(moves)
             found[statement.layer]["bytes"] += sum(move.nbytes for move in moves)

@@ -36,7 +36,7 @@ from dovetail.program.ir import (
     stream_of,
     writes,
 )
-from dovetail.program.transfers import transfer_count, transfers
+from dovetail.program.transfers import relative_transfers, transfer_count
 from dovetail.schedule.plan import Plan
 from dovetail.schedule.plan.lifetimes import StatementOrder, pieces, touches
 from dovetail.schedule.plan.timed import launch_cycles
@@ -303,7 +303,7 @@ def _moves(program: Program) -> list[PlanMove]:
         if isinstance(statement, Copy):
             source, destination = (program.buffers[v.buffer] for v in (statement.source, statement.destination))
             key = (statement.layer, source.memory, destination.memory, source.role is Role.CONSTANT)
-            moved[key] += sum(transfer.nbytes for transfer in transfers(statement))
+            moved[key] += sum(transfer.nbytes for transfer in relative_transfers(statement))
     for layer, move in engine_moves(program):
         memory = program.buffers[move.view.buffer].memory
         ends = (memory, move.engine) if move.to_engine else (move.engine, memory)

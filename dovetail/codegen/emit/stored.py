@@ -37,6 +37,10 @@ class BitRun:
         index = np.arange(count, dtype=np.int64)
         return index // self.block * self.outer + index % self.block * self.inner
 
+    def blocks(self, count: int) -> tuple[int, int]:
+        """Blocks and neighbours in each that have room for so many indices."""
+        return -(-count // self.block), min(self.block, count)
+
 
 @dataclass(frozen=True)
 class StoredWeights:
@@ -67,17 +71,23 @@ class StoredWeights:
         return 1 << (self.width - 1)
 
     def weights(self, array: Array) -> Array | None:
-        """The weights an array of uint8 holds, int64 of `shape`; None where it is too short."""
-        axes = self.outputs, self.taps, self.channels
-        outputs, taps, channels = (along.bits(count) for along, count in zip(axes, self.shape, strict=True))
-        places = self.first + outputs[:, None, None] + taps[:, None] + channels
-        if places.size == 0 or int(places.max()) + (self.width - 1) * self.step >= 8 * array.size:
+        """The weights an array of uint8 holds, of `shape`; None where it is too short."""
+        axes = tuple(zip((self.outputs, self.taps, self.channels), self.shape, strict=True))
+        last = self.first + sum(int(along.bits(count)[-1:].sum()) for along, count in axes)
+        if 0 in self.shape or last + (self.width - 1) * self.step >= 8 * array.size:
             return None
-        found = np.zeros(self.shape, np.int64)
+        sizes = [size for along, count in axes for size in along.blocks(count)]
+        strides = [stride for along, _ in axes for stride in (along.outer, along.inner)]
+        reach = self.first + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+        room = max(reach + max((self.width - 1) * self.step, 0) + 1, 8 * array.size)  # blocks may go beyond the end
+        bits = np.pad(np.unpackbits(array, bitorder="little"), (0, room - 8 * array.size))
+        each = np.ndarray((*sizes, self.width), np.uint8, bits.data, self.first, (*strides, self.step))
+        found: Array = np.zeros(sizes, np.uint8 if self.width <= 8 else np.int64)
         for bit in range(self.width):
-            at = places + bit * self.step
-            found += (array[at >> 3].astype(np.int64) >> (at & 7) & 1) << bit
-        return (found ^ self.half if self.signed else found) - self.half
+            np.bitwise_or(found, np.left_shift(each[..., bit], bit, dtype=found.dtype), out=found)
+        whole = found.reshape([across * within for across, within in zip(sizes[::2], sizes[1::2], strict=True)])
+        own: Array = whole[tuple(map(slice, self.shape))].astype(np.int16 if self.width <= 8 else np.int64)
+        return (own ^ self.half if self.signed else own) - self.half
 
 
 def weights_of(match: Match) -> str:
@@ -96,17 +106,16 @@ def find_weights(pack: Packer, match: Match) -> tuple[str, StoredWeights] | None
     held = match.graph.constants[name]
     shape = len(held), prod(held.shape[1:-1]), held.shape[-1]
 
-    def bits(where: tuple[int | slice, ...], value: int) -> dict[str, Array]:
+    def packed(where: tuple[int | slice, ...], value: int) -> Mapping[str, Array]:
         weights = np.zeros(shape, held.dtype)
         weights[where] = value
         constants = {**match.graph.constants, name: weights.reshape(held.shape)}
-        packed = pack(replace(match, graph=replace(match.graph, constants=constants)))
-        return {name: np.unpackbits(array, bitorder="little") for name, array in packed.items()}
+        return pack(replace(match, graph=replace(match.graph, constants=constants)))
 
     every = slice(None)
     try:
-        zero, one = bits((), 0), bits((0, 0, 0), -1)
-        lines = [bits(where, 1) for where in ((every, 0, 0), (0, every, 0), (0, 0, every))]
+        zero, one = packed((), 0), packed((0, 0, 0), -1)
+        lines = [packed(where, 1) for where in ((every, 0, 0), (0, every, 0), (0, 0, every))]
     except Exception:  # a user's function was given weights that no model has: what it raises is nobody's mistake
         return None
     changing = [each for each, found in one.items() if each in zero and not np.array_equal(found, zero[each])]
@@ -122,8 +131,13 @@ def _changed(before: Mapping[str, Array], after: Mapping[str, Array], constant: 
     """Which bits of a constant changed; None where its length did, or another constant."""
     if any(after[each].shape != found.shape for each, found in before.items()):
         return None
-    places = {each: np.flatnonzero(after[each] != found) for each, found in before.items()}
-    return None if any(place.size for each, place in places.items() if each != constant) else places[constant]
+    if any(not np.array_equal(after[each], found) for each, found in before.items() if each != constant):
+        return None
+    differ = before[constant] ^ after[constant]
+    at = np.flatnonzero(differ)
+    is_changed = (differ[at, None] >> np.arange(8) & 1).astype(bool)
+    places: Array = (at[:, None] * 8 + np.arange(8))[is_changed]
+    return places
 
 
 def _stored(shape: tuple[int, int, int], places: list[Array | None], zero: Array) -> StoredWeights | None:
@@ -140,7 +154,8 @@ def _stored(shape: tuple[int, int, int], places: list[Array | None], zero: Array
     step = int(order[1] - order[0]) if width > 1 else 0
     if not np.array_equal(order, first + step * np.arange(width)):
         return None
-    return StoredWeights(shape, width, step, outputs, taps, channels, signed=not zero[order[-1]], first=first)
+    is_set = zero[order[-1] >> 3] >> (order[-1] & 7) & 1
+    return StoredWeights(shape, width, step, outputs, taps, channels, signed=not is_set, first=first)
 
 
 def _along(places: Array, count: int) -> BitRun | None:
@@ -175,11 +190,12 @@ def order_of(array: Array, stored: StoredWeights, held: Array) -> WeightOrder | 
     weights = stored.weights(held) if prod(stored.shape) == array.size else None
     if weights is None:
         return None
-    narrow = weights.astype(array.dtype)
-    lanes = [lanes for lanes in (*_LANES, 0) if lanes == 0 or len(weights) % lanes == 0]
-    return next(
-        (WeightOrder(each) for each in lanes if np.array_equal(WeightOrder(each).of(narrow), array.reshape(-1))), None
-    )
+    narrow, flat = weights.astype(array.dtype), array.reshape(-1)
+    for lanes in (lanes for lanes in (*_LANES, 0) if lanes == 0 or len(weights) % lanes == 0):
+        order, first = WeightOrder(lanes), narrow[: lanes or len(narrow)]
+        if np.array_equal(order.of(first), flat[: first.size]) and np.array_equal(order.of(narrow), flat):
+            return order
+    return None
 
 
 def reading(name: str, place: str, c_type: str, order: WeightOrder, stored: StoredWeights) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -490,13 +490,14 @@ def kernel_calls(
     core = core_traits(target.core)
     calls = {index: call for index, call in enumerate(program.statements) if isinstance(call, Call)}
     stems = _numbered([f"{model}_{program.layers[call.layer]}" for call in calls.values()])
-    requests = []
+    requests, texts = [], dict[Hashable, CoreKernel]()
     for call, stem in zip(calls.values(), stems, strict=True):
         region, over = regions[call.layer], overwritten(call, program.buffers)
         settings = {
             "overwritten": over,
             "layouts": _packings(call),
             "choice": region.choice if region.engine is None else {},
+            "texts": texts,
         }
         requests.append(kernels.scope_of(as_it_lies(call), f"{stem}_kernel", core, **settings))
     little = range(len(requests)) if optimize is Optimize.SIZE else with_little_work([one.graph for one in requests])
@@ -528,7 +529,7 @@ def _share_lanes(requests: Sequence[KernelScope], calls: Sequence[Call], base: U
             requests[index].lanes = given[weights]
     for same in (group for group in groups.values() if len(group) > 1):
         largest = max(same, key=lambda index: calls[index].result.type.elements)
-        lanes = kernels.generated(replace(requests[largest], overwritten=None, layouts={})).lanes
+        lanes = kernels.generated(replace(requests[largest], overwritten=None, layouts={}, texts=None)).lanes
         for index in same:
             requests[index].lanes = lanes
 

@@ -112,8 +112,10 @@ class SlidingWindow:
         """Every window of an image, padded with `filler`: (N, OH, OW, C, KH, KW)."""
         if any(map(any, self.padding)):
             image = np.pad(image, ((0, 0), *self.padding, (0, 0)), constant_values=np.array(filler, image.dtype))
-        view = np.lib.stride_tricks.sliding_window_view(image, self.span, axis=(1, 2))
         (rows, columns), (down, right) = self.stride, self.dilation
+        if self.span == (1, 1):
+            return image[:, ::rows, ::columns, :, None, None]
+        view = np.lib.stride_tricks.sliding_window_view(image, self.span, axis=(1, 2))
         return view[:, ::rows, ::columns, :, ::down, ::right]
 
 

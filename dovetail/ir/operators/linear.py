@@ -26,9 +26,38 @@ def accumulator_type(x: DType) -> DType:
     return DType.INT64 if x is DType.INT16 else DType.INT32
 
 
-def _wide(array: Array, zero_point: int) -> Array:
-    """The array as float64 with its zero point taken off: sums of int8 and int16 products stay below 2**53."""
-    return array.astype(np.float64) - zero_point
+_LEAST_TERMS = 128
+"""Products of a sum from which on float32 is worth its while."""
+
+
+def _wide(array: Array, zero_point: int, kind: type[np.floating[Any]] = np.float64) -> Array:
+    """The array as floats with its zero point taken off: sums of int8 and int16 products stay below 2**53."""
+    wide = array.astype(kind)
+    return np.subtract(wide, kind(zero_point), out=wide) if zero_point else wide
+
+
+def _exact_terms(x: Array, w: Array, zero_points: tuple[int, int]) -> int:
+    """The most products of two arrays of integers whose sum float32 holds, in any order; 0 where these are few."""
+    kinds = zip((DType.of(x.dtype), DType.of(w.dtype)), zero_points, strict=True)
+    reach, other = (max(kind.high - zero, zero - kind.low, 1) for kind, zero in kinds)
+    terms = (1 << 24) // (reach * other)
+    return terms if terms >= _LEAST_TERMS else 0
+
+
+def _row_products(x: Array, w: Array, zero_points: tuple[int, int]) -> Array:
+    """Sums of the products of rows x [..., K] with rows w [N, K]: int32, which wraps, from as many terms at a time as
+    float32 holds; in float64 where these are few, or the operands are floats."""
+    most = 0 if x.dtype.kind == "f" else _exact_terms(x, w, zero_points)
+    if not most:
+        wide = _wide(x, zero_points[0])
+        return np.concatenate([wide @ _wide(w[part], zero_points[1]).T for part in blocks(w)], axis=-1)
+    total = np.zeros((*x.shape[:-1], len(w)), np.int32)
+    for first in range(0, x.shape[-1], most):
+        terms = slice(first, first + most)
+        wide = _wide(x[..., terms], zero_points[0], np.float32)
+        for part in blocks(w):
+            total[..., part] += (wide @ _wide(w[part, terms], zero_points[1], np.float32).T).astype(np.int32)
+    return total
 
 
 class Linear(Operator):
@@ -149,20 +178,20 @@ class Conv2d(Convolution):
 
     def evaluate(self, inputs: Arrays) -> Array:
         x, w, *bias = inputs
-        groups = x.shape[3] // w.shape[3]
-        window = SlidingWindow((w.shape[1], w.shape[2]), self.stride, self.dilation)
-        windows = window.view(_wide(x, self.input_zero_point))
-        weights = _wide(w, self.weight_zero_point)
-        depth, outputs = w.shape[3], w.shape[0] // groups
-        parts = [
-            np.tensordot(
-                windows[:, :, :, g * depth : (g + 1) * depth],
-                weights[g * outputs : (g + 1) * outputs],
-                axes=([3, 4, 5], [3, 1, 2]),
-            )
-            for g in range(groups)
-        ]
-        return _accumulate(np.concatenate(parts, axis=-1), x, bias)
+        groups, depth = x.shape[3] // w.shape[3], w.shape[3]
+        windows = SlidingWindow((w.shape[1], w.shape[2]), self.stride, self.dilation).view(x)
+        outputs, parts = w.shape[0] // groups, []
+        for group in range(groups):
+            own = windows[:, :, :, group * depth : (group + 1) * depth]
+            weights = w[group * outputs : (group + 1) * outputs]
+            if x.dtype.kind == "f":
+                wide, other = _wide(own, self.input_zero_point), _wide(weights, self.weight_zero_point)
+                parts.append(np.tensordot(wide, other, axes=([3, 4, 5], [3, 1, 2])))
+                continue
+            rows = own.transpose(0, 1, 2, 4, 5, 3).reshape(-1, weights[0].size)
+            sums = _row_products(rows, weights.reshape(outputs, -1), self.zero_points)
+            parts.append(sums.reshape(*own.shape[:3], outputs))
+        return _accumulate(np.concatenate(parts, axis=-1) if groups > 1 else parts[0], x, bias)
 
 
 @dataclass(frozen=True)
@@ -197,13 +226,16 @@ class DepthwiseConv2d(Convolution):
 
     def evaluate(self, inputs: Arrays) -> Array:
         x, w, *bias = inputs
-        image = np.repeat(_wide(x, self.input_zero_point), w.shape[3] // x.shape[3], axis=3)
-        weights = _wide(w, self.weight_zero_point)[0]
+        taps, is_float = w.shape[1] * w.shape[2], x.dtype.kind == "f"
+        is_narrow = not is_float and taps <= _exact_terms(x, w, self.zero_points)
+        kind: type[np.floating[Any]] = np.float32 if is_narrow else np.float64
+        image, weights = _wide(x, self.input_zero_point, kind), _wide(w, self.weight_zero_point, kind)[0]
+        image = np.repeat(image, w.shape[3] // x.shape[3], axis=3) if w.shape[3] > x.shape[3] else image
         windows = SlidingWindow((w.shape[1], w.shape[2]), self.stride, self.dilation).view(image)
-        total = np.zeros(windows.shape[:4])
+        total, product = np.zeros(windows.shape[:4], kind), np.empty(windows.shape[:4], kind)
         for row in range(w.shape[1]):
             for column in range(w.shape[2]):
-                total += windows[..., row, column] * weights[row, column]
+                total += np.multiply(windows[..., row, column], weights[row, column], out=product)
         return _accumulate(total, x, bias)
 
 
@@ -231,9 +263,7 @@ class FullyConnected(Linear):
 
     def evaluate(self, inputs: Arrays) -> Array:
         x, w, *bias = inputs
-        wide = _wide(x, self.input_zero_point)
-        parts = [wide @ _wide(w[part], self.weight_zero_point).T for part in blocks(w)]
-        return _accumulate(np.concatenate(parts, axis=-1), x, bias)
+        return _accumulate(_row_products(x, w, self.zero_points), x, bias)
 
     def crop(self, box: Box, inputs: Types) -> Cut:
         x, _, *bias = inputs
@@ -252,10 +282,10 @@ def _accumulate(total: Array, x: Array, bias: Sequence[Array]) -> Array:
     if kind is DType.FLOAT32:
         result = total + bias[0] if bias else total
         return np.asarray(result, dtype=np.float32)
-    exact = np.rint(total).astype(np.int64)
+    exact = total.astype(np.int32) if total.dtype.itemsize == 4 else np.rint(total).astype(np.int64)
     for b in bias:
-        exact = exact + b.astype(np.int64)
-    return exact.astype(kind.numpy)
+        exact = exact + b.astype(exact.dtype)
+    return exact.astype(kind.numpy, copy=False)
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,10 @@ def weight_sums(weights: Array) -> tuple[Array, Array]:
     """Sums of the positive weights and of the magnitudes of the negative ones, int64 [channels]; they come first."""
     positive, negative = np.empty((2, len(weights)), np.int64)
     for part in blocks(weights):
-        flat = weights[part].reshape(len(weights[part]), -1).astype(np.int64)
-        positive[part] = np.maximum(flat, 0).sum(axis=1)
-        negative[part] = positive[part] - flat.sum(axis=1)
+        flat = weights[part].reshape(len(weights[part]), -1)
+        flat = flat if flat.dtype.kind in "iu" else flat.astype(np.int64)
+        positive[part] = np.maximum(flat, 0).sum(axis=1, dtype=np.int64)
+        negative[part] = positive[part] - flat.sum(axis=1, dtype=np.int64)
     return positive, negative
 
 

@@ -41,11 +41,18 @@ def launch_cycles(
         cycles = joint.cycles([Launched(offload(one).name, one.match) for one in together])
         return cycles or 0, 0
     (launch,) = together
-    within = _within(launch, program)
+    asked, within = offload(launch), _within(launch, program)
     loaded = frozenset(name for name, one in launch.buffered.items() if one.is_loaded)
     match = replace(launch.match, within=within, loaded=loaded) if within or loaded else launch.match
-    with asking(f"the cycles of {offload(launch).name} for {regions[launch.layer].name}"):
-        return offload(launch).cycles(match), offload(launch).starting(match)
+
+    def answer() -> tuple[Offload, int, int]:
+        with asking(f"the cycles of {asked.name} for {regions[launch.layer].name}"):
+            return asked, asked.cycles(match), asked.starting(match)
+
+    settings = tuple(sorted(match.choice.items()))
+    question = "launch cycles", id(asked), tuple(within.items()), loaded, settings  # the answer keeps the offload
+    _, own, started = launch.graph.once(question, answer)
+    return own, started
 
 
 def _within(launch: LaunchStatement, program: Program) -> Mapping[str, Shape]:
