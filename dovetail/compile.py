@@ -53,9 +53,10 @@ from dovetail.schedule.assign.pins import read_pins
 from dovetail.schedule.joint import side_by_side
 from dovetail.schedule.knobs import alike, choose, region_space
 from dovetail.schedule.layout import LayoutPlan, choose_layouts
-from dovetail.schedule.partition import initial_partition, layer_cycles
+from dovetail.schedule.partition import initial_partition
 from dovetail.schedule.pipeline import Pipeline, check_pipeline, pipelined
 from dovetail.schedule.plan import Plan, check_reserved, plan
+from dovetail.schedule.policies import PolicyRivals
 from dovetail.schedule.region import CoreGroup, LaidRegion, Region
 from dovetail.schedule.stripe import StripedNetwork, StripeLimit, Striping, within
 from dovetail.schedule.tiles.tiling import Progress as Progress
@@ -159,18 +160,19 @@ def _prepared(model: Path, target: Target, options: Options, progress: Progress)
         dead, graph = total_macs(graph) - total_macs(alive), alive
     work = model_work(without_dead(without_redundant(kept).graph) if options.keep_dead else graph)
     progress(f"adapting to {target.name}")
-    integers, last, off = graph, graph, dict[str, int]()
+    integers, last, off, rivals = graph, graph, dict[str, int](), PolicyRivals(graph, target)
 
     def adapted(name: str, after: Graph, lsb: int) -> None:
         nonlocal last
         off.update({name: lsb} if lsb and after.nodes != last.nodes else {})
         last = after
+        rivals.follow(after)
         stages.add(name, after, lsb)
 
     policy = policy_of(target, options)
     graph = adapt(graph, policy, adapted)
-    if options.policy is None:
-        _tell_of_policies(integers, graph, target, options)
+    if options.policy is None and (note := rivals.note(graph)) is not None:
+        options.tell(note)
     _say_other_bits(model, target, policy, off, options)
     _say_slimmer(dead, slimmer, options)
     return _IntegerModel(graph, {**steps, **scales, **others}, work, integers)
@@ -198,24 +200,6 @@ def _say_slimmer(dead: int, slimmer: DeduplicatedGraph, options: Options) -> Non
     if slimmer.twice or slimmer.idle:
         counts = f"{slimmer.twice} computed twice, {slimmer.idle} that change nothing"
         options.tell(Note(Kind.NOT_USED, f"operators left out: {counts} (--keep-dead keeps them)"))
-
-
-_LESS = 0.9
-"""Share of the default policy's cycles that another one must stay below to be named."""
-
-
-def _tell_of_policies(integers: Graph, adapted: Graph, target: Target, options: Options) -> None:
-    """Tell where another policy than the default takes clearly fewer cycles, by estimate."""
-    own, *others = target.policies
-    if not others or target.core.is_host:
-        return
-    default = layer_cycles(adapted, target)
-    cycles = {one.name: layer_cycles(adapt(integers, one), target, _LESS * default) for one in others}
-    least = min(cycles, key=lambda name: cycles[name])
-    if cycles[least] < _LESS * default:
-        figures = f"{cycles[least]:,.0f} cycles in place of {default:,.0f} by estimate"
-        what = f"the policy '{own.name}' is the default; --requant '{least}' would take {figures}"
-        options.tell(Note(Kind.SLOWER, what))
 
 
 def _say_float_ends(graph: Graph, options: Options) -> None:

@@ -60,7 +60,7 @@ def on_device(made: Compiled, inputs: dict[str, Array], words: Sequence[Sequence
     for name in bus.arrays:
         bus.arrays[name][:] = numbers.memories[name]
         numbers.memories[name] = bus.arrays[name]
-    base, held = unit.fixed_constants()
+    base, held = unit.fixed_constants
     if held.size:
         bus.view(base, held.size)[:] = held
     model = target.engines[0].device

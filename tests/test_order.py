@@ -81,6 +81,7 @@ WITHIN = {
             "solver",
             "region",
             "partition",
+            "policies",
             "tiles",
             "knobs",
             "weights",

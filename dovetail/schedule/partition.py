@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from math import inf
 
 from dovetail import kernels
 from dovetail.errors import ModelError
@@ -51,8 +50,7 @@ def partition(
     """
     draft = _Partition(graph, target, declined or {}, cache or PartitionCache(), not target.dmas)
     regions = draft.regions()
-    offered = target.dma is not None and any(engine.offloads for engine in target.engines)
-    if not offered or any(region.shares for region in regions):
+    if not draft.is_offered or any(region.shares for region in regions):
         return regions
     # nothing for the engines: as a core alone, whose kernels pad by themselves, so that it is no slower than one
     return replace(draft, kernels_pad=True).regions()
@@ -60,8 +58,13 @@ def partition(
 
 def initial_partition(graph: Graph, target: Target) -> tuple[Region, ...]:
     """The partition from which assignment starts: without offloads that cost accuracy."""
-    exact = without_offloads(target, dict.fromkeys((engine.name for engine in target.engines), False))
-    return graph.once(("partition", id(target)), lambda: (target, partition(graph, exact)))[1]  # it keeps its number
+    made = graph.once(("partition", id(target)), lambda: (target, partition(graph, _lossless(target))))
+    return made[1]  # the target beside it keeps its number
+
+
+def _lossless(target: Target) -> Target:
+    """The machine without offloads that cost accuracy."""
+    return without_offloads(target, dict.fromkeys((engine.name for engine in target.engines), False))
 
 
 def without_offloads(target: Target, allowed: Mapping[str, bool]) -> Target:
@@ -131,13 +134,21 @@ class _Partition:
         self.places = {node.output: place for place, node in enumerate(self.graph.nodes)}
         self.claimed: dict[str, Region] = {}
         """Value -> the region that computes it."""
+        self.is_offered = self.target.dma is not None and any(engine.offloads for engine in self.target.engines)
+        """Whether an engine may take a layer, and a DMA pads for it."""
 
-    def regions(self) -> tuple[Region, ...]:
-        """All of them, each named after its main operator and its place in the network."""
+    def backwards(self) -> Iterator[Region]:
+        """The regions, without names, the last first."""
         for node in reversed(self.graph.nodes):
             if node.output not in self.claimed:
                 region = self._on_engine(node) or self._on_core(node)
                 self.claimed.update((member.output, region) for member in region.graph.nodes)
+                yield region
+
+    def regions(self) -> tuple[Region, ...]:
+        """All of them, each named after its main operator and its place in the network."""
+        for _ in self.backwards():
+            pass
         last = (region for node in self.graph.nodes if (region := self.claimed[node.output]).output == node.output)
         return tuple(named(region, f"{_kind(region)}_{index}") for index, region in enumerate(last))
 
@@ -359,16 +370,28 @@ def _kind(region: Region) -> str:
     return main or re.sub(r"(?<!^)(?=[A-Z])", "_", kinds[-1]).lower()
 
 
-def layer_cycles(graph: Graph, target: Target, most: float = inf) -> float:
-    """Cycles of a graph's layers one after the other, copies and tiles left out; of the first ones where these take
-    `most` or more."""
-    cycles = 0.0
-    for one in initial_partition(graph, target):
-        if cycles >= most:
-            break
-        if one.offload is not None and one.match is not None:
-            with asking(f"the cycles of {one.offload.name} for {one.name}"):
-                cycles += one.offload.cycles(one.match)
-        elif not one.is_view:
-            cycles += core_cycles(one.graph, target)
-    return cycles
+def layer_cycles(graph: Graph, target: Target) -> float:
+    """Cycles of a graph's layers one after the other, copies and tiles left out."""
+    return sum(_cycles(region, target) for region in initial_partition(graph, target))
+
+
+def cycles_within(graph: Graph, target: Target, most: float) -> float | None:
+    """As `layer_cycles`; None where they are more than a limit, of which the last layers are enough to say so."""
+    draft = _Partition(graph, _lossless(target), kernels_pad=not target.dmas)
+    spent, total, is_final = list[float](), 0.0, not draft.is_offered
+    for region in draft.backwards():
+        spent.append(_cycles(region, target))
+        is_final = is_final or bool(region.shares)
+        total += spent[-1]
+        if is_final and total > most:
+            return None
+    whole = sum(reversed(spent)) if is_final else layer_cycles(graph, target)
+    return whole if whole <= most else None
+
+
+def _cycles(region: Region, target: Target) -> float:
+    offload, match = region.offload, region.match
+    if offload is None or match is None:
+        return 0 if region.is_view else core_cycles(region.graph, target)
+    with asking(f"the cycles of {offload.name} for {region.name or ', '.join(region.origins)}"):
+        return offload.cycles(match)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -153,7 +154,12 @@ class _FunctionWriter:
     lines: Mapping[int, tuple[Line, ...]]
     """Statement index -> its lines; of a `Begin` before statements, its mark."""
     loops: Sequence[Loop]
-    """Statements that are written as loops."""
+    """Statements that are written as loops, in order."""
+
+    @cached_property
+    def firsts(self) -> Sequence[int]:
+        """The first statement of each loop."""
+        return [loop.first for loop in self.loops]
 
     @cached_property
     def tables(self) -> Mapping[int, str]:
@@ -243,7 +249,8 @@ def _function(text: _FunctionWriter, name: str, group: Sequence[_StatementGroup]
         yield f"/* {one.name} is a list of commands for {', '.join(own)} */"
     yield from (f"static void {name}(void)", "{")
     indices = [index for one in group for index in (one.begin, *one.members)]
-    loops = {loop.first: loop for loop in text.loops if group[0].begin <= loop.first <= indices[-1]}
+    low, high = bisect_left(text.firsts, group[0].begin), bisect_right(text.firsts, indices[-1])
+    loops = {loop.first: loop for loop in text.loops[low:high]}
     known = tickets(unit, indices, list(loops.values()))
     place, described = 0, set(layers) if alone else set[int]()
     within = {index: loop for loop in loops.values() for index in range(loop.first, loop.stop)}

@@ -214,7 +214,7 @@ def _linker_script(unit: Unit) -> str:
         extra={f".{memory.lower()}": memory for memory in near},
         isa=target.core.isa,
         worker_stacks=[core.stack for core in target.workers],
-        fixed=unit.fixed_constants()[0] or None,
+        fixed=unit.fixed_constants[0] or None,
     )
 
 

@@ -69,7 +69,7 @@ class Repeat:
         if not self.fields:
             return
         kinds = {name: _c_type(self.unit, table) for name, table in self.fields.values()}
-        rows = [[_entry_text(table, turn) for _, table in self.fields.values()] for turn in range(self.loop.count)]
+        rows = zip(*(_entry_texts(table) for _, table in self.fields.values()), strict=True)
         values = [row[0] if len(row) == 1 else f"{{{', '.join(row)}}}" for row in rows]
         members = " ".join(f"{kind}{name};" for name, kind in kinds.items())
         kind = next(iter(kinds.values())) if len(kinds) == 1 else f"struct {{ {members} }} "
@@ -81,11 +81,9 @@ class Repeat:
             yield from array_definition(declaration, values).rstrip("\n").split("\n")
 
 
-def _entry_text(table: tuple[Number, ...], turn: int) -> str:
-    one = table[turn]
-    if isinstance(one, ByteAddress) and len(_bases(table)) == 1:
-        return str(one.offset)
-    return text_of(one)
+def _entry_texts(table: tuple[Number, ...]) -> list[str]:
+    is_alone = len(_bases(table)) == 1
+    return [str(one.offset) if isinstance(one, ByteAddress) and is_alone else text_of(one) for one in table]
 
 
 def _bases(table: tuple[Number, ...]) -> set[str]:

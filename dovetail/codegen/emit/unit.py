@@ -143,7 +143,7 @@ class Unit:
 
     def fixed_array(self) -> dict[str, tuple[str, Array]]:
         """The array of what lists read, as one of `constants`; none where there is none."""
-        content = self.fixed_constants()[1]
+        content = self.fixed_constants[1]
         return {f"{self.model}_fixed_constants": ("uint8_t", content)} if content.size else {}
 
     @property
@@ -284,6 +284,7 @@ class Unit:
         """The list that is started at a statement, by its index."""
         return {one.statements[0]: one for one in self.lists}
 
+    @cached_property
     def fixed_constants(self) -> tuple[int, Array]:
         """The constants lists read, as one array: its address, and its bytes (none where there are no such)."""
         mine = {n: b for n, b in self.program.buffers.items() if b.role is Role.CONSTANT and b.address is not None}
@@ -305,7 +306,7 @@ class Unit:
         """First element of a view, in an array of C."""
         buffer, offset = self.program.buffers[view.buffer], view.offset
         if buffer.role is Role.CONSTANT and buffer.address is not None:
-            base, offset = f"{self.model}_fixed_constants", offset + buffer.address - self.fixed_constants()[0]
+            base, offset = f"{self.model}_fixed_constants", offset + buffer.address - self.fixed_constants[0]
         elif buffer.role is Role.CONSTANT:
             base = self.known.get(buffer.name, f"{self.model}_{buffer.name}")
         else:
@@ -448,6 +449,7 @@ class _ConstantNames:
     constants: dict[str, tuple[str, Array]]
     blocks: dict[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
     known: dict[tuple[str, bytes], str] = field(default_factory=dict)
+    known_blocks: dict[tuple[str, tuple[str, ...]], str] = field(default_factory=dict)
 
     def constant(self, c_type: str, array: Array, stem: str) -> str:
         """The name of a constant, `stem` if it is new."""
@@ -463,8 +465,7 @@ class _ConstantNames:
         if kernel.block is not None:
             block = kernel.block
             content = (block.c_type, block.initialisers(self._of(block.members, block.constants, stem)))
-            equal = [name for name, other in self.blocks.items() if other == content]
-            names[kernels.BLOCK] = equal[0] if equal else f"{stem}_{kernels.BLOCK}"
+            names[kernels.BLOCK] = self.known_blocks.setdefault(content, f"{stem}_{kernels.BLOCK}")
             self.blocks[names[kernels.BLOCK]] = content
         return names
 

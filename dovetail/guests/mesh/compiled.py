@@ -208,7 +208,7 @@ def _check(unit: Unit) -> None:
         raise TargetError(f"between elements {what}", where=target.name, hint=hint)
     used = {region.engine.name for region in unit.regions if region.engine}
     for engine in target.engines:
-        if engine.name in used and (engine.made or engine.libraries or unit.fixed_constants()[1].size):
+        if engine.name in used and (engine.made or engine.libraries or unit.fixed_constants[1].size):
             what = f"{engine.name} needs files or addresses made for a whole network"
             raise TargetError(what, where=target.name, hint="use it outside of a mesh")
 

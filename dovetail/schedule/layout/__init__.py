@@ -154,21 +154,23 @@ def _ordered(
     """The regions with the relayouts between them."""
     before: dict[int, list[LaidRegion]] = {}
     after: dict[int, list[LaidRegion]] = {}
+    makers = {region.output: index for index, region in enumerate(regions)}
+    readers = {value: index for index in reversed(range(len(regions))) for value in regions[index].graph.inputs}
     for number, node in enumerate(draft.made):
-        region = _relayout(node, number, draft, target)
+        region, (source,) = _relayout(node, number, draft, target), node.inputs
         if node.output in graph.outputs:
-            maker = next(index for index, other in enumerate(regions) if other.output == node.inputs[0])
-            after.setdefault(maker, []).append(region)
+            after.setdefault(makers[source], []).append(region)
         else:
-            reader = next(index for index, other in enumerate(regions) if node.output in other.graph.inputs)
-            before.setdefault(_soonest(region, reader, regions, target), []).append(region)
+            reader = readers[node.output]  # the first
+            place = _soonest(region, makers.get(source, reader), reader, regions, target)
+            before.setdefault(place, []).append(region)
     ordered: list[LaidRegion] = []
     for index, region in enumerate(regions):
         ordered += [*before.get(index, []), region, *after.get(index, [])]
     return tuple(ordered)
 
 
-def _soonest(relayout: LaidRegion, reader: int, regions: Sequence[LaidRegion], target: Target) -> int:
+def _soonest(relayout: LaidRegion, maker_place: int, reader: int, regions: Sequence[LaidRegion], target: Target) -> int:
     """The place of the region before which a relayout comes: of its reader, as a rule.
 
     Where the DMA brings it about and has moved its operand, it comes behind that, but not before the timetable has time
@@ -176,9 +178,6 @@ def _soonest(relayout: LaidRegion, reader: int, regions: Sequence[LaidRegion], t
     has been computed, by the timetable or because the engine has been given more than it holds since. What would keep
     the core busy long beyond that waits for it.
     """
-    maker_place = next(
-        (index for index, other in enumerate(regions) if other.output == relayout.graph.inputs[0]), reader
-    )
     maker = regions[maker_place]
     if maker_place >= reader or target.dma is None or relayout.copied_by != target.dma.name:
         return reader

@@ -48,13 +48,14 @@ def choose(graph: Graph, regions: Sequence[Region], packs: bool = False) -> tupl
     if packs or any(layout.packed for layout in layouts):
         layouts = list(dict.fromkeys([*layouts, packed(None, 1, 4)]))
     options = {index: ({}, *_choices(region, layouts)) for index, region in enumerate(laid)}
+    uses = _uses(regions)
     for group in _groups(regions, [index for index, choices in options.items() if len(choices) > 1]):
         while group:
             count = _TOGETHER
             while count > 1 and prod(len(options[index]) for index in group[:count]) > _MOST_TRIED:
                 count -= 1
             chunk, group = group[:count], group[count:]
-            _decide(graph, laid, chunk, [options[index] for index in chunk], packs)
+            _decide(graph, laid, {index: options[index] for index in chunk}, uses, packs)
     return tuple(laid)
 
 
@@ -157,30 +158,49 @@ def _padding_is_harmless(region: Region, layout: Layout) -> bool:
 
 def _groups(regions: Sequence[Region], flexible: Sequence[int]) -> list[list[int]]:
     """The regions that have a choice, those that share a value together, each group in execution order."""
-    groups: list[tuple[set[str], list[int]]] = []
+    leaders: dict[int, int] = {}
+    first: dict[str, int] = {}
+    """Value -> the first region of those that makes or reads it."""
+
+    def leader(index: int) -> int:
+        while leaders[index] != index:
+            index = leaders[index] = leaders[leaders[index]]
+        return index
+
     for index in flexible:
-        values, members = {*regions[index].graph.inputs, regions[index].output}, [index]
-        for others in [group for group in groups if group[0] & values]:
-            groups.remove(others)
-            values, members = values | others[0], members + others[1]
-        groups.append((values, members))
-    return [sorted(members) for _, members in groups]
+        leaders[index] = index
+        for value in (*regions[index].graph.inputs, regions[index].output):
+            leaders[leader(first.setdefault(value, index))] = index
+    groups: dict[int, list[int]] = {}
+    for index in flexible:
+        groups.setdefault(leader(index), []).append(index)
+    return [groups[index] for index in sorted(groups)]
+
+
+def _uses(regions: Sequence[Region]) -> Mapping[str, _ValueUse]:
+    """The uses of every value."""
+    makers = {region.output: index for index, region in enumerate(regions)}
+    readers: dict[str, list[int]] = {value: [] for value in makers}
+    for index, region in enumerate(regions):
+        for value in dict.fromkeys(region.graph.inputs):
+            readers.setdefault(value, []).append(index)
+    return {value: _ValueUse(value, makers.get(value), tuple(places)) for value, places in readers.items()}
 
 
 def _decide(
-    graph: Graph, regions: list[LaidRegion], chunk: Sequence[int], options: Sequence[tuple[Layouts, ...]], packs: bool
+    graph: Graph,
+    regions: list[LaidRegion],
+    chunk: Mapping[int, Sequence[Layouts]],
+    every: Mapping[str, _ValueUse],
+    packs: bool,
 ) -> None:
-    """Put the cheapest assignment of some regions in their place.
+    """Put the cheapest assignment of some regions, each with its options, in their place.
 
     Of equals it is the one with the fewest changes of layout (only a value of the same layout can lie inside another),
     then row-major before others.
     """
-    values = sorted({value for index in chunk for value in (*regions[index].graph.inputs, regions[index].output)})
-    uses = []
-    for value in values:
-        maker = next((index for index, region in enumerate(regions) if region.output == value), None)
-        readers = tuple(index for index, region in enumerate(regions) if value in region.graph.inputs)
-        uses.append(_ValueUse(value, maker, readers))
+    values = {value for index in chunk for value in (*regions[index].graph.inputs, regions[index].output)}
+    uses = [every[value] for value in sorted(values)]
 
     def put(assignment: tuple[Layouts, ...]) -> tuple[int, ...]:
         """Put an assignment in place; returns what it costs."""
@@ -190,7 +210,7 @@ def _decide(
         held = sum(_nbytes(graph, regions, use) for use in uses) if packs else 0
         return sum(moved for moved, _ in costs), held, sum(changes for _, changes in costs)
 
-    put(min(product(*options), key=put))
+    put(min(product(*chunk.values()), key=put))
 
 
 @dataclass(frozen=True)

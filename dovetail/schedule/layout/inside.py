@@ -44,13 +44,15 @@ def inside(graph: Graph, regions: Sequence[LaidRegion]) -> Mapping[str, ValueSli
     slices = {value: place for region in regions if region.is_noop for value, place in _of_noop(graph, region)}
     slices |= {r.output: one for r in regions if r.copied_by for one in _cut_from_input(graph, r, users[r.output])}
     layouts = {region.output: region.layouts.get(region.output) for region in regions}
+    outers = {one.outer for one in slices.values()}
     for _, _, value, place in sorted(candidates, key=lambda candidate: (-candidate[0], candidate[1])):
         whole = _within(place, slices[place.outer], graph, layouts) if place.outer in slices else place
-        if whole is None or value in slices or value in {one.outer for one in slices.values()}:
+        if whole is None or value in slices or value in outers:
             continue
         by_kernel = any(region.is_kernel for region in users[value] if region.output == value)
         if not by_kernel or (layouts.get(whole.outer) is None and lie_apart(graph, whole.outer, [whole.box])):
             slices[value] = whole
+            outers.add(whole.outer)
     return slices
 
 

@@ -276,13 +276,17 @@ class _Planner:
         return bool(self.target.dma and self.target.engines)
 
     def draft(self, lowered: LoweredNetwork, choice: _PlanningRound) -> _DraftPlan:
-        """The program of a round, with addresses as if every memory were as large as need be."""
+        """The program of a round, with addresses as if every memory were as large as need be; without where it would
+        be paced for want of memory."""
         statements = synchronise(lowered.statements, self.dma, choice.settle, choice.paced, apart=bool(self.cores))
         timeline = Timeline(statements, lowered.buffers, self.dma)
         again, seconds = overwrites(timeline), {self.target.values: _EXACT_SECONDS}
         memories = self.target.memories
+        limits = {} if choice.paced or not self.may_pace else {one.name: self.room(one.name) for one in memories}
         states = [lowered.values[read].buffer for read, _, _ in self.laid.graph.kept if self.states_lowest]
-        placements = (allocate(memory, timeline, again, seconds.get(memory.name, 0.0), states) for memory in memories)
+        placements = (
+            allocate(one, timeline, again, seconds.get(one.name, 0.0), states, limits.get(one.name)) for one in memories
+        )
         return _DraftPlan(lowered, statements, timeline, tuple(placements))
 
     def relieved(self, crowded: Placement, draft: _DraftPlan, choice: _PlanningRound) -> _PlanningRound:

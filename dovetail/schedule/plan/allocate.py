@@ -7,13 +7,15 @@ proven best, a constraint solver's.
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from dovetail.files import kept_answer
-from dovetail.program.ir import Role
+from dovetail.program.ir import Queue, Role
 from dovetail.schedule.plan.lifetimes import BufferFragment, StatementOrder, Timeline, Used, leader, pieces
 from dovetail.schedule.solver import new_model, solve, solver_version
 from dovetail.target.chip import Memory
@@ -46,6 +48,7 @@ def allocate(
     overwrites: Mapping[str, str] | None = None,
     exact_seconds: float = 0.0,
     lowest: Sequence[str] = (),
+    most: int | None = None,
 ) -> Placement:
     """Addresses for the buffers of one memory, with a low peak.
 
@@ -55,6 +58,7 @@ def allocate(
         overwrites: buffers that lie where another one has lain, and that one.
         exact_seconds: time of the exact solver where the greedy answer is above the lower bound; 0 for never.
         lowest: buffers that lie at the start of the memory in this order, where another program has them too.
+        most: bytes above which nobody wants addresses: there are none where that is soon certain. None for no limit.
     """
     members: dict[str, list[Used]] = {}
     leaders: dict[str, str] = {}
@@ -64,6 +68,8 @@ def allocate(
             members.setdefault(leaders[name], []).append((buffer, timeline.touches[name]))
     groups = {name: pieces(own, len(timeline.statements), memory.alignment) for name, own in members.items()}
     bound, busiest = _lower_bound(groups)
+    if most is not None and (together := _together(groups, timeline.order, most)) > most:
+        return Placement(memory.name, {}, together, bound, busiest)
     clashes, sizes = _clashes(groups, timeline.order), _sizes(groups)
     fixed = [name for name in lowest if name in groups]
     rankings = [[*fixed, *(name for name in ranking if name not in fixed)] for ranking in _rankings(groups)]
@@ -95,19 +101,27 @@ def _clashes(groups: Groups, order: StatementOrder) -> Clashes:
 
 
 def _close(groups: Groups, order: StatementOrder) -> list[tuple[str, str]]:
-    """Pairs of buffers, in order, but for those of which one is surely over when the other begins."""
-    names = list(groups)
-    times = [
-        (min(piece.span.first for piece in own), max(order.over(piece.span) for piece in own), place)
-        for place, own in enumerate(groups.values())
-    ]
-    times.sort()
-    pairs: list[tuple[int, int]] = []
-    for number, (_, over, place) in enumerate(times):
-        for first, _, other in times[number + 1 :]:
-            if first > over:
-                break
-            pairs.append((min(place, other), max(place, other)))
+    """Pairs of buffers, in order, but for those of which one is surely over when the other begins, whichever queue
+    touches that first."""
+    names, spans = list(groups), [[piece.span for piece in own] for own in groups.values()]
+    begins = [min(span.first for span in own) for own in spans]
+    first: dict[Queue, list[tuple[int, int]]] = {}
+    """By queue, the first statement that touches each buffer, and the buffer's place."""
+    for place, own in enumerate(spans):
+        touched = [one for span in own for one in span.first_by_queue.items()]
+        for queue in dict.fromkeys(queue for queue, _ in touched):
+            first.setdefault(queue, []).append((min(index for other, index in touched if other == queue), place))
+    pairs = set[tuple[int, int]]()
+    for queue, starts in first.items():
+        starts.sort()
+        for place, own in enumerate(spans):
+            over = max(order.over(span, queue) for span in own)
+            low = bisect_left(starts, (begins[place], -1))
+            for index, other in islice(starts, low, None):
+                if index > over:
+                    break
+                if (begins[place], place) < (begins[other], other):
+                    pairs.add((min(place, other), max(place, other)))
     return [(names[a], names[b]) for a, b in sorted(pairs)]
 
 
@@ -123,6 +137,21 @@ def _lower_bound(groups: Groups) -> tuple[int, int]:
         if live > most:
             most, busiest = live, index
     return most, busiest
+
+
+def _together(groups: Groups, order: StatementOrder, most: int) -> int:
+    """Bytes of some buffers that share none with one another: of the first in time that take more than a limit, if
+    taking one after the other finds such."""
+    alone = (own[0] for own in groups.values() if len(own) == 1)
+    held, total = list[BufferFragment](), 0
+    for piece in sorted(alone, key=lambda piece: piece.span.first):
+        others = [one for one in held if not order.apart(one.span, piece.span)]
+        nbytes = sum(one.stop - one.start for one in (*others, piece))
+        if nbytes >= total:
+            held, total = [*others, piece], nbytes
+        if total > most:
+            break
+    return total
 
 
 def _apart(groups: Groups, clashes: Clashes) -> int:

@@ -177,17 +177,14 @@ class StatementOrder:
                 places.append(place)
         return upto, places
 
-    def over(self, life: Lifetime) -> int:
-        """Index of the statement by whose issue everything done to a buffer has finished, whoever asks."""
-        return max(self.finished_at(queue, last) for queue, last in life.last_by_queue.items())
+    def over(self, life: Lifetime, reader: Queue = CORE) -> int:
+        """Index of the statement by whose issue, on the queue `reader`, everything done to a buffer has finished."""
+        ends = life.last_by_queue.items()
+        return max(last if queue == reader else self.finished_at(queue, last, reader) for queue, last in ends)
 
     def before(self, a: Lifetime, b: Lifetime) -> bool:
         """True when everything done to one buffer has finished before anything is done to the other."""
-        return all(
-            (queue == other and last < first) or self.finished_at(queue, last, other) < first
-            for queue, last in a.last_by_queue.items()
-            for other, first in b.first_by_queue.items()
-        )
+        return all(self.over(a, queue) < first for queue, first in b.first_by_queue.items())
 
     def apart(self, a: Lifetime, b: Lifetime) -> bool:
         """True when two buffers are never in use together."""
@@ -223,13 +220,15 @@ def _overwrites(
     """As `overwrites`, of buffers with the index of the first statement that touches each, and of the one by whose
     issue everything done to it has finished."""
     old: dict[str, str] = {}
+    taken = set[str]()
     for index, statement in enumerate(statements):
         if not isinstance(statement, Call) or first[statement.result.buffer] < index:
             continue
         for value, view in statement.operands.items():
             dies = over[view.buffer] <= index
-            if dies and view.buffer not in old.values() and _may_share(statement, value, buffers):
+            if dies and view.buffer not in taken and _may_share(statement, value, buffers):
                 old[statement.result.buffer] = view.buffer
+                taken.add(view.buffer)
                 break
     return old
 

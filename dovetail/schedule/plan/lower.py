@@ -91,6 +91,8 @@ def lower(
     context = LoweredNetwork(laid, target, homes, cores, known or LoweringCache())
     names = {name: (f"input_{index}", Role.INPUT) for index, name in enumerate(graph.given)}
     names |= {name: (f"state_{index}", Role.STATE) for index, (name, _, _) in enumerate(graph.kept)}
+    outers = sorted({inside.outer for inside in laid.inside.values()})
+    context.joined |= {outer: f"joined_{number}" for number, outer in enumerate(outers)}
     for name, (stem, role) in names.items():
         buffer = context.buffer(stem, homes[name], laid.nbytes(name), role)
         context.values[name] = dense_view(buffer, graph.types[name], layout=laid.layouts.get(name))
@@ -272,7 +274,7 @@ def _state_in_place(context: LoweredNetwork, region: LaidRegion) -> View | None:
 def _outer(context: LoweredNetwork, value: str) -> View:
     """The place of a value that others lie in."""
     laid = context.laid
-    name = f"joined_{sorted({inside.outer for inside in laid.inside.values()}).index(value)}"
+    name = context.joined[value]
     if name not in context.buffers:
         context.buffer(name, context.homes[value], laid.nbytes(value), Role.VALUE)
     return dense_view(name, laid.graph.types[value], 0, laid.layouts.get(value))

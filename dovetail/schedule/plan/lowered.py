@@ -75,6 +75,8 @@ class LoweredNetwork:
     buffers: dict[str, Buffer] = field(default_factory=dict)
     constants: dict[str, Array] = field(default_factory=dict)
     values: dict[str, View] = field(default_factory=dict)
+    joined: dict[str, str] = field(default_factory=dict)
+    """Value that others lie in -> name of its buffer."""
     fetches: dict[str, str] = field(default_factory=dict)
     """Buffer that constants are fetched into -> name of the region they are for."""
     blobs: dict[tuple[int, bytes], View] = field(default_factory=dict)

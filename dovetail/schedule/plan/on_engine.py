@@ -105,7 +105,7 @@ class EngineLowering:
             return []
         slot, load = self.slot(number)
         source, place = self.source(number), self.part.engine.constants_memory
-        if not load or (source, place) in self.context.fetched | self.fetched:
+        if not load or self.holder(source) is not None:
             return []
         buffer = self.tile_buffer(f"constants_{slot}", place, source.type.elements)
         self.fetches[buffer] = self.context.laid.regions[self.index].name
@@ -184,12 +184,17 @@ class EngineLowering:
         blob = self.blob(number)
         buffer, start = blob.buffer, blob.offset
         if "" not in self.tiling.in_place:
-            own, source = f"{self.part.name}_constants_{self.slot(number)[0]}", self.source(number)
-            buffer = (self.context.fetched | self.fetched).get((source, self.part.engine.constants_memory), own)
+            source = self.source(number)
+            buffer = self.holder(source) or f"{self.part.name}_constants_{self.slot(number)[0]}"
             start = blob.offset - source.offset
         offsets = pack_offsets(tile.packed, self.alignment)
         kinds = {name: TensorType((array.nbytes,), DType.UINT8) for name, array in tile.packed.items()}
         return {name: dense_view(buffer, kind, start + offsets[name]) for name, kind in kinds.items()}
+
+    def holder(self, source: View) -> str | None:
+        """The buffer that holds some constants where the engine reads them, for this layer or all; None for none."""
+        place = source, self.part.engine.constants_memory
+        return self.fetched.get(place) or self.context.fetched.get(place)
 
     @property
     def alignment(self) -> int:
