@@ -36,7 +36,6 @@ from dovetail.ir.redundant import DeduplicatedGraph, without_redundant
 from dovetail.ir.rewrite import simplify
 from dovetail.kernels import Optimize
 from dovetail.kernels.c import is_identifier
-from dovetail.legalize import adapt
 from dovetail.notes import Kind, Note, check_strict
 from dovetail.operators import combined
 from dovetail.options import Options as Options
@@ -62,6 +61,7 @@ from dovetail.schedule.stripe import StripedNetwork, StripeLimit, Striping, with
 from dovetail.schedule.tiles.tiling import Progress as Progress
 from dovetail.schedule.tuning import choices_for, identity
 from dovetail.schedule.weights import with_narrow_weights
+from dovetail.target.adapt import adapt
 from dovetail.target.calibration import calibrated
 from dovetail.target.description import Policy, Target, check_cores, with_cores
 from dovetail.target.pattern import Choice

@@ -16,6 +16,7 @@ from dovetail.kernels.kernel import (
     PIXELS,
     UNROLL,
     CoreTraits,
+    InstructedLoops,
     KernelChoices,
     KernelWriter,
     Turns,
@@ -25,7 +26,6 @@ from dovetail.kernels.kernel import (
 )
 from dovetail.kernels.patches import patches_of
 from dovetail.kernels.registry import OFFERED, TURNS, InstructedWay, kernel
-from dovetail.kernels.scheduled.write import scheduled_loops
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.sums import Products, SumConstants, SumNest, blocked, products_of, row_bytes, sums_of, unpacked
 from dovetail.kernels.vectors import rows_of
@@ -216,6 +216,13 @@ class _ConvolutionKernel(SumNest):
             comment = f"{self.pixels} neighbouring output columns, all taps inside the image."
             parts["pixels"] = comment, self.body(self.pixels, clamped=False)
         return self.functions(name, parts, lambda calls: pixel_loops(self.window, calls, self.pixels))
+
+
+def scheduled_loops(scope: KernelScope) -> InstructedLoops:
+    """The loops of a region of sums of products, scheduled; errors as for `scheduled.write.scheduled_loops`."""
+    from dovetail.kernels.scheduled import write  # with all that schedules loops
+
+    return write.scheduled_loops(scope)
 
 
 _WAYS = (InstructedWay(rows_of), InstructedWay(patches_of), InstructedWay(scheduled_loops, explained=True))

@@ -5,12 +5,7 @@ The rewrites here are tools a target chooses from; which it uses, and when, is s
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-
 from dovetail.documented import document
-from dovetail.errors import TargetError
-from dovetail.ir.graph import Graph, verify
 from dovetail.ir.requantisation.engine import RequantisationLimits
 from dovetail.legalize.additions import addition_as_convolution, addition_by_shift
 from dovetail.legalize.attention import attention_of_bits
@@ -44,36 +39,7 @@ from dovetail.legalize.spans import bands_ahead, bands_behind, soonest
 from dovetail.legalize.stretched import without_zeros
 from dovetail.legalize.together import results_together
 from dovetail.legalize.unsigned import unsigned_activations
-from dovetail.target.description import Policy
-
-Stage = Callable[[str, Graph, int], None]
-"""Told the name of each rewrite, the graph after it, and how far a value may have moved."""
-
-
-def adapt(graph: Graph, policy: Policy, done: Stage | None = None) -> Graph:
-    """The graph after every rewrite of a policy, in its order; `done` is called after each.
-
-    Raises:
-        TargetError: the rewrites give a graph whose types contradict its operators.
-    """
-    for rewrite in policy.rewrites:
-        before = graph.left
-        graph = rewrite.apply(graph)
-        reasons = {name: f"{rewrite.name}: {why}" for name, why in graph.left.items() if before.get(name) != why}
-        reasons = {name: f"{why}; {before[name]}" if name in before else why for name, why in reasons.items()}
-        kept = {name: why for name, why in {**before, **reasons}.items() if name in graph.types}
-        graph = replace(graph, left=kept)
-        if done is not None:
-            done(rewrite.name, graph, rewrite.lsb)
-    if policy.rewrites:
-        try:
-            verify(graph)
-        except ValueError as error:
-            hint = "correct the rewrites of the target file; if they come with Dovetail, this is a bug: report it"
-            where = f"the rewrites of the policy {policy.name!r}"
-            raise TargetError(str(error), where=where, hint=hint) from error
-    return graph
-
+from dovetail.target.adapt import adapt
 
 __all__ = [
     "READY",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -70,15 +70,21 @@ def _load_model(
 ) -> Graph:
     """The same; raises at the first operator that is refused."""
     name = visible(path.stem)
-    data, known = _read(path), (*installed_operators(tell), *operators)
+    data = _read(path)
+
+    def known() -> Iterator[type[UserOperator]]:
+        """The operators of packages, which are loaded where one is asked for, and the user's own."""
+        yield from installed_operators(tell)
+        yield from operators
+
     if data[4:8] == b"TFL3":
         from dovetail.read.tflite import load_tflite
 
-        return load_tflite(path.name, data, name, known, tell, faults)
+        return load_tflite(path.name, data, name, known(), tell, faults)
     if path.suffix.lower() == ".onnx":
         from dovetail.read.onnx import load_onnx
 
-        graph = load_onnx(path.name, data, name, path.parent, shapes, tell, known, faults)
+        graph = load_onnx(path.name, data, name, path.parent, shapes, tell, known(), faults)
         graph = tied(graph, paired(graph, states or {}), tell, states or {})
         untied(graph, tell)
         return graph

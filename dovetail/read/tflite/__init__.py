@@ -53,13 +53,15 @@ def load_tflite(
 ) -> Graph:
     """Import a TFLite model as the graph `name`, in QDQ form: images NHWC, quantised values named after the model's
     tensors, each arithmetic operator in float between Dequantize and Quantize. `operators` are known beside the
-    standard ones; `tell` is told what was left out.
+    standard ones, and asked for where the file has custom ones; `tell` is told what was left out.
 
     Raises:
         ModelError: the file is damaged, or says something Dovetail cannot honour.
     """
     file = read_tflite(file_name, data)
-    v = TfliteValues(file, name, by_custom_code(operators))
+    files = (file, *(one for one in file.further if one is not None))
+    has_custom = any(op.opcode == "CUSTOM" for one in files for op in one.operators)
+    v = TfliteValues(file, name, by_custom_code(operators if has_custom else ()))
     v.tell, v.faults = tell, faults
     _check_ends(file)
     if file.left_out:
