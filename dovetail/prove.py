@@ -17,7 +17,7 @@ from dovetail.compile import Options, compile_graph
 from dovetail.documented import document
 from dovetail.errors import BuildError, DovetailError, PlanError
 from dovetail.ir.graph import Graph, Node, evaluate_all, prune
-from dovetail.ir.onnx_stored import load_graph
+from dovetail.ir.onnx_file import load_graph
 from dovetail.ir.operators.arithmetic import Add
 from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.types import Array, DType, TensorType

@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 from dovetail.codegen.emit.project import write_project
 from dovetail.compile import Options, compile_model
 from dovetail.ir.graph import Graph, evaluate, verify
+from dovetail.ir.onnx_file import check_graph
 from dovetail.ir.onnx_runtime import runtime_session
-from dovetail.ir.onnx_stored import check_graph
 from dovetail.notes import Note
 from dovetail.quantize import quantize
 from dovetail.read import load_model

@@ -18,8 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from dovetail.compile import Options, prepare
 from dovetail.ir.graph import GraphBuilder, Node
-from dovetail.ir.onnx_file import graph_bytes, save_graph
-from dovetail.ir.onnx_stored import load_graph, to_model
+from dovetail.ir.onnx_file import graph_bytes, load_graph, save_graph, to_model
 from dovetail.ir.onnx_wire import without_large
 from dovetail.ir.operators.linear import FullyConnected
 from dovetail.ir.types import DType, TensorType, blocks

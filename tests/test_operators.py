@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dovetail.ir.graph import GraphBuilder
-from dovetail.ir.onnx_stored import check_graph
+from dovetail.ir.onnx_file import check_graph
 from dovetail.ir.operators import OPERATORS
 from dovetail.ir.operators.activation import Clamp, FixedSoftmax, LogSoftmax, Softmax, Unary, UnaryKind
 from dovetail.ir.operators.arithmetic import (

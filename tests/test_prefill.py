@@ -18,7 +18,7 @@ from dovetail.compile import Options, compile_graph, compile_model
 from dovetail.errors import DovetailError, ModelError
 from dovetail.guests import zoo
 from dovetail.ir.graph import Graph, GraphBuilder, evaluate, evaluate_all
-from dovetail.ir.onnx_stored import check_graph
+from dovetail.ir.onnx_file import check_graph
 from dovetail.ir.operators.arithmetic import Add, Clip, Offset, Requantize, Rounding
 from dovetail.ir.operators.elementwise import Compare, CompareKind
 from dovetail.ir.operators.linear import FullyConnected

@@ -17,8 +17,8 @@ from dovetail.errors import ModelError
 from dovetail.guests.ptq import Samples, Settings, quantise_network
 from dovetail.guests.ptq.preparation import prepare
 from dovetail.ir.graph import Graph, evaluate, evaluate_all
+from dovetail.ir.onnx_file import check_graph
 from dovetail.ir.onnx_runtime import runtime_session
-from dovetail.ir.onnx_stored import check_graph
 from dovetail.ir.operators.fixed import FixedStandard
 from dovetail.ir.operators.recurrent import FixedLstm, FixedRecurrent
 from dovetail.ir.rewrite import simplify

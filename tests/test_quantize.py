@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dovetail.ir.graph import Graph, evaluate, verify
-from dovetail.ir.onnx_stored import check_stages
+from dovetail.ir.onnx_file import check_stages
 from dovetail.ir.operators.activation import FixedSoftmax
 from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.ir.types import Array, DType

@@ -7,7 +7,7 @@ import pytest
 
 from dovetail.errors import ModelError
 from dovetail.ir.graph import Graph, GraphBuilder, evaluate, verify
-from dovetail.ir.onnx_stored import check_stages
+from dovetail.ir.onnx_file import check_stages
 from dovetail.ir.operators.activation import Clamp, LogSoftmax, Softmax, Unary, UnaryKind
 from dovetail.ir.operators.arithmetic import Add, Clip, Dequantize, Lookup, Offset, Quantize, Requantize
 from dovetail.ir.operators.base import Operator

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dovetail.arrays import built
 from dovetail.compile import Options, compile_graph
 from dovetail.ir.graph import Graph, GraphBuilder, evaluate
-from dovetail.ir.onnx_stored import check_graph
+from dovetail.ir.onnx_file import check_graph
 from dovetail.ir.operators.arithmetic import Clip, Requantize, Rounding, fixed_point
 from dovetail.ir.operators.linear import Conv2d
 from dovetail.ir.requantisation.equal import HALVES, LimitedSums, equal_scales

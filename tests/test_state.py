@@ -16,9 +16,8 @@ from dovetail.compile import Compiled, Options, compile_graph, sample_inputs
 from dovetail.errors import ProgramError
 from dovetail.guests.tune.measure import measured
 from dovetail.ir.graph import Graph, GraphBuilder, evaluate_all, verify
-from dovetail.ir.onnx_file import save_graph
+from dovetail.ir.onnx_file import check_graph, load_graph, save_graph
 from dovetail.ir.onnx_runtime import runtime_session
-from dovetail.ir.onnx_stored import check_graph, load_graph
 from dovetail.ir.operators.arithmetic import Clip, Lookup
 from dovetail.ir.operators.linear import Conv2d
 from dovetail.ir.operators.movement import Concat, Slice

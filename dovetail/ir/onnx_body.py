@@ -2,27 +2,19 @@
 
 An operator's meaning is written into an `OnnxBody`, and so are whole networks. Arithmetic on int64 is exact in every
 runtime; ONNX shifts only unsigned integers and divides towards zero, so shifts are written as divisions.
-
-Messages are written as bytes, as every compile writes a graph and the package onnx takes 50 ms to import. Numbers of
-fields are those of onnx.proto.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnx
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from dovetail.ir.onnx_wire import joined, numbered, tagged, tensor_parts, type_number
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.version import __version__
-
-if TYPE_CHECKING:
-    from onnx import ModelProto
 
 OPSET = 21
 """The version of the standard operators that are written."""
@@ -34,25 +26,15 @@ MOST_BYTES = (1 << 31) - 1
 
 def element_type(dtype: DType) -> int:
     """ONNX's number for the type that holds an element; types narrower than a byte are held in one."""
-    return type_number(dtype.numpy)
+    return int(onnx.helper.np_dtype_to_tensor_dtype(dtype.numpy))
 
 
-INT4, UINT4 = 22, 21
-"""ONNX's numbers for elements of 4 bits."""
+def value_info(name: str, kind: TensorType) -> onnx.ValueInfoProto:
+    """A value's name and type."""
+    return onnx.helper.make_tensor_value_info(name, element_type(kind.dtype), list(kind.shape))
 
 
-def value_info(name: str, kind: TensorType, element: int | None = None) -> bytes:
-    """A value's name and type, as a ValueInfoProto; `element` is the number of the type if another holds it."""
-    shape = numbered(1, *(numbered(1, size) for size in kind.shape))
-    tensor_type = numbered(1, element or element_type(kind.dtype)) + numbered(2, shape)
-    return numbered(1, name) + numbered(2, numbered(1, tensor_type))
-
-
-class EncodedTensor(bytes):
-    """A TensorProto."""
-
-
-def tensor(name: str, array: Array, dtype: DType | None = None) -> EncodedTensor:
+def tensor(name: str, array: Array, dtype: DType | None = None) -> onnx.TensorProto:
     """A constant; of a `dtype` narrower than a byte a tensor of 4 bits, without one of the array's type.
 
     ONNX has 2-bit tensors since opset 25, but ONNX Runtime 1.31 refuses a convolution with such weights (it makes a
@@ -60,89 +42,29 @@ def tensor(name: str, array: Array, dtype: DType | None = None) -> EncodedTensor
     width from the values (`dovetail.legalize`).
     """
     if dtype is not None and dtype.bits < 8:
-        import onnx
-
-        made = onnx.helper.make_tensor(name, INT4 if dtype.signed else UINT4, array.shape, array.reshape(-1).tolist())
-        return EncodedTensor(made.SerializeToString())
-    (message,) = tensor_parts(name, array, outside=False)
-    assert isinstance(message, bytes)
-    return EncodedTensor(message)
-
-
-def attribute(name: str, value: Any) -> bytes:
-    """An attribute, as an AttributeProto: a number, a text, a tensor, or several numbers or texts."""
-    if isinstance(value, EncodedTensor):
-        content, kind = numbered(5, bytes(value)), 4
-    elif isinstance(value, str | bytes):
-        content, kind = numbered(4, value), 3
-    elif isinstance(value, Integral):
-        content, kind = numbered(3, int(value)), 2
-    elif not isinstance(value, Sequence | np.ndarray):
-        content, kind = numbered(2, float(value)), 1
-    elif all(isinstance(one, Integral) for one in value):
-        content, kind = numbered(8, *map(int, value)), 7
-    elif all(isinstance(one, str | bytes) for one in value):
-        content, kind = numbered(9, *value), 8
-    else:
-        content, kind = numbered(7, *map(float, value)), 6
-    return numbered(1, name) + content + numbered(20, kind)
-
-
-def properties(number: int, entries: Mapping[str, str]) -> bytes:
-    """Metadata as a field."""
-    return numbered(number, *(numbered(1, key) + numbered(2, value) for key, value in entries.items()))
+        nibble = onnx.TensorProto.INT4 if dtype.signed else onnx.TensorProto.UINT4
+        return onnx.helper.make_tensor(name, nibble, array.shape, array.reshape(-1).tolist())
+    return onnx.numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name)
 
 
 def onnx_model(
-    graph: Sequence[bytes | Array],
-    producer: str,
-    metadata: Mapping[str, str],
-    domains: Sequence[str] = (),
-    functions: Sequence[bytes] = (),
-) -> list[bytes | Array]:
-    """A model, as the parts of a ModelProto one after the other.
+    graph: onnx.GraphProto, producer: str, properties: Mapping[str, str], domain: str = ""
+) -> onnx.ModelProto:
+    """A model without functions yet.
 
     Args:
-        graph: the parts of the network's GraphProto.
+        graph: the network.
         producer: name of the program.
-        metadata: by key.
-        domains: of functions and of other operators than the standard ones.
-        functions: each a FunctionProto.
+        properties: metadata.
+        domain: of the functions, if it will have any.
     """
-    head = numbered(1, IR_VERSION) + numbered(2, producer) + numbered(3, __version__)
-    versions = [numbered(1, ""), *(numbered(1, domain) for domain in domains)]
-    numbers = [OPSET, *(1 for _ in domains)]
-    opsets = (one + numbered(2, number) for one, number in zip(versions, numbers, strict=True))
-    tail = numbered(8, *opsets) + properties(14, dict(sorted(metadata.items()))) + numbered(25, *functions)
-    return [head + tagged(7, sum(map(len, graph))), *graph, tail]
-
-
-def parsed(parts: Sequence[bytes | Array]) -> ModelProto:
-    """The model of these parts, as the package onnx has it."""
-    import onnx
-
-    return onnx.load_model_from_string(joined(parts))
-
-
-@dataclass
-class WrittenNode:
-    """A node: the fields of a NodeProto."""
-
-    op_type: str
-    input: list[str]
-    output: list[str]
-    name: str = ""
-    domain: str = ""
-    attributes: list[bytes] = field(default_factory=list)
-    """Each an AttributeProto."""
-    metadata: Mapping[str, str] = field(default_factory=dict)
-
-    def encoded(self) -> bytes:
-        """The NodeProto."""
-        parts = [numbered(1, *self.input), numbered(2, *self.output), numbered(3, self.name) if self.name else b""]
-        parts += [numbered(4, self.op_type), numbered(5, *self.attributes)]
-        parts += [numbered(7, self.domain) if self.domain else b"", properties(9, self.metadata)]
-        return b"".join(parts)
+    model = onnx.ModelProto(ir_version=IR_VERSION, producer_name=producer, producer_version=__version__, graph=graph)
+    model.opset_import.add(domain="", version=OPSET)
+    if domain:
+        model.opset_import.add(domain=domain, version=1)
+    for key, value in sorted(properties.items()):
+        model.metadata_props.add(key=key, value=value)
+    return model
 
 
 class OnnxBody:
@@ -155,27 +77,15 @@ class OnnxBody:
     """
 
     def __init__(self, reserved: Sequence[str] = ()) -> None:
-        self.nodes: list[WrittenNode] = []
-        self.initializers: list[bytes] = []
+        self.nodes: list[onnx.NodeProto] = []
+        self.initializers: list[onnx.TensorProto] = []
         self._names = set(reserved)
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
 
     def node(self, op_type: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
         """Add a standard node that bears the name of its result; returns it."""
-        self._write(op_type, inputs, [output], attributes).name = output
+        self.nodes.append(onnx.helper.make_node(op_type, list(inputs), [output], name=output, **attributes))
         return output
-
-    def _write(
-        self, op_type: str, inputs: Sequence[str], outputs: Sequence[str], attributes: Mapping[str, Any]
-    ) -> WrittenNode:
-        held = [attribute(name, value) for name, value in sorted(attributes.items()) if value is not None]
-        self.nodes.append(WrittenNode(op_type, list(inputs), list(outputs), attributes=held))
-        return self.nodes[-1]
-
-    def network(self, name: str, inputs: Sequence[bytes], outputs: Sequence[bytes]) -> bytes:
-        """All nodes and constants as the GraphProto of a network; each end is a ValueInfoProto."""
-        nodes = numbered(1, *(node.encoded() for node in self.nodes)) + numbered(2, name)
-        return nodes + numbered(5, *self.initializers) + numbered(11, *inputs) + numbered(12, *outputs)
 
     def initializer(self, name: str, array: Array, dtype: DType) -> str:
         """Add a constant of the network under this very name; returns it."""
@@ -185,21 +95,22 @@ class OnnxBody:
     def add(self, op_type: str, inputs: Sequence[str], **attributes: Any) -> str:
         """Add a standard node; returns the name of its result."""
         name = self.fresh(op_type.lower())
-        self._write(op_type, inputs, [name], attributes)
+        self.nodes.append(onnx.helper.make_node(op_type, list(inputs), [name], **attributes))
         return name
 
     def add_several(self, op_type: str, inputs: Sequence[str], count: int, **attributes: Any) -> list[str]:
         """Add a standard node with several results; returns their names."""
         names = [self.fresh(op_type.lower()) for _ in range(count)]
-        self._write(op_type, inputs, names, attributes)
+        self.nodes.append(onnx.helper.make_node(op_type, list(inputs), names, **attributes))
         return names
 
     def tensor(self, array: Array) -> str:
         """The name of a constant; equal constants are written once."""
-        key = (array.dtype.str, tuple(array.shape), array.tobytes())
+        key = (array.dtype.name, tuple(array.shape), array.tobytes())
         if key not in self._constants:
             name = self.fresh("constant")
-            self._write("Constant", [], [name], {"value": tensor("", array)})
+            value = onnx.numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape))
+            self.nodes.append(onnx.helper.make_node("Constant", [], [name], value=value))
             self._constants[key] = name
         return self._constants[key]
 
@@ -217,7 +128,7 @@ class OnnxBody:
 
     def real64(self, name: str) -> str:
         """The value converted to float64."""
-        return self.add("Cast", [name], to=type_number(np.dtype(np.float64)))
+        return self.add("Cast", [name], to=int(onnx.TensorProto.DOUBLE))
 
     def real64_scalar(self, value: float) -> str:
         """The name of a float64 constant without axes."""

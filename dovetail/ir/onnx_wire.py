@@ -6,11 +6,9 @@ Of a model the graph is field 7, its initializers 5, a tensor's dims, type, name
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -21,10 +19,7 @@ _LARGE = 1 << 16
 """Raw bytes from which on a tensor stays outside."""
 _TYPES = {1: "<f4", 2: "u1", 3: "i1", 4: "<u2", 5: "<i2", 6: "<i4", 7: "<i8", 11: "<f8", 12: "<u4", 13: "<u8"}
 """Elements by their number in TensorProto.DataType, of those that are alike in numpy."""
-_NUMBERS = {text: number for number, text in _TYPES.items()} | {"b1": 9, "<f2": 10}
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_SMALL = [bytes([value]) for value in range(128)]
-"""Numbers of one byte."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +54,7 @@ def _slim(data: bytes, found: dict[str, Array]) -> Iterator[bytes]:
     for field in _fields(data, 0, len(data)):
         if field.number == _GRAPH and field.wire == _BYTES:
             graph = b"".join(_slim_graph(data, field, found))
-            yield tagged(_GRAPH, len(graph)) + graph
+            yield _tagged(_GRAPH, len(graph)) + graph
         else:
             yield data[field.begin : field.end]
 
@@ -73,7 +68,7 @@ def _slim_graph(data: bytes, graph: _MessageField, found: dict[str, Array]) -> I
             yield data[field.begin : field.end]
         else:
             found[held[0]] = held[1]
-            yield tagged(_INITIALIZER, len(held[2])) + held[2]
+            yield _tagged(_INITIALIZER, len(held[2])) + held[2]
 
 
 def _tensor(data: bytes, tensor: _MessageField) -> tuple[str, Array, bytes] | None:
@@ -102,45 +97,40 @@ def elements_of(raw: bytes | memoryview, kind: int, dims: Sequence[int]) -> Arra
     return np.frombuffer(raw, numpy).reshape(dims) if fits else None
 
 
-def is_large(array: Array) -> bool:
-    """Whether a constant stays outside."""
-    return array.nbytes >= _LARGE and type_number(array.dtype) in _TYPES
+def with_large(data: bytes, large: Mapping[int, Array]) -> list[bytes | Array]:
+    """The parts of the message of a model whose initializers have these contents in addition, by their place among
+    them. Each has a name, a type and dimensions, and no contents."""
+    parts = list[bytes | Array]()
+    for field in _fields(data, 0, len(data)):
+        inside = list(_large_graph(data, field, large)) if field.number == _GRAPH else []
+        if inside:
+            parts.append(_tagged(_GRAPH, sum(map(_size, inside))))
+        parts += inside or [data[field.begin : field.end]]
+    return parts
 
 
-def type_number(dtype: np.dtype[Any]) -> int:
-    """The number of a type of elements in TensorProto.DataType."""
-    return _NUMBERS[dtype.newbyteorder("<").str.replace("|", "")]
-
-
-def tensor_parts(name: str, array: Array, outside: bool = True) -> Sequence[bytes | Array]:
-    """The message of a tensor, one part after the other; the contents of a large one by themselves if `outside`."""
-    flat = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8)
-    head = [
-        numbered(_DIMS, *array.shape),
-        numbered(_TYPE, type_number(array.dtype)),
-        numbered(_NAME, name) if name else b"",
-    ]
-    parts = (b"".join([*head, tagged(_RAW, flat.size)]), flat)
-    return parts if outside and is_large(array) else (parts[0] + flat.tobytes(),)
-
-
-def joined(parts: Sequence[bytes | Array]) -> bytes:
-    """The message of these parts."""
-    return b"".join(part if isinstance(part, bytes) else part.tobytes() for part in parts)
-
-
-def numbered(number: int, *values: float | str | bytes) -> bytes:
-    """Fields of one number, one for each value: an integer, a float of 32 bits, text or bytes."""
-    found, tag = list[bytes](), number << 3
-    for value in values:
-        if isinstance(value, int):
-            found += _varint(tag | _VARINT), _varint(value & (1 << 64) - 1)
-        elif isinstance(value, float):
-            found += _varint(tag | _FIXED32), struct.pack("<f", value)
+def _large_graph(data: bytes, graph: _MessageField, large: Mapping[int, Array]) -> Iterator[bytes | Array]:
+    place = 0
+    for field in _fields(data, graph.at, graph.end):
+        array = None
+        if field.number == _INITIALIZER:
+            array, place = large.get(place), place + 1
+        if array is None:
+            yield data[field.begin : field.end]
         else:
-            content = value.encode() if isinstance(value, str) else value
-            found += _varint(tag | _BYTES), _varint(len(content)), content
-    return b"".join(found)
+            flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            head = data[field.at : field.end] + _tagged(_RAW, flat.size)
+            yield _tagged(_INITIALIZER, len(head) + flat.size) + head
+            yield flat
+
+
+def is_large(array: Array) -> bool:
+    """Whether a constant is one `with_large` is used for."""
+    return array.nbytes >= _LARGE and array.dtype.newbyteorder("<").str.replace("|", "") in _TYPES.values()
+
+
+def _size(part: bytes | Array) -> int:
+    return len(part)
 
 
 def _fields(data: bytes, at: int, end: int) -> Iterator[_MessageField]:
@@ -181,8 +171,6 @@ def _read(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _varint(value: int) -> bytes:
-    if value < 128:
-        return _SMALL[value]
     found = bytearray()
     while value > 127:
         found.append(value & 127 | 128)
@@ -190,6 +178,6 @@ def _varint(value: int) -> bytes:
     return bytes([*found, value])
 
 
-def tagged(number: int, length: int) -> bytes:
+def _tagged(number: int, length: int) -> bytes:
     """Tag and length before the bytes of a field."""
     return _varint(number << 3 | _BYTES) + _varint(length)

@@ -28,7 +28,7 @@ class Stages:
             self.folder.mkdir(parents=True, exist_ok=True)
             save_graph(graph, self.folder / f"{self.count}_{name.replace(' ', '_')}.onnx")
         if self.check:
-            from dovetail.ir.onnx_stored import check_graph, check_stages
+            from dovetail.ir.onnx_file import check_graph, check_stages
 
             inputs = sample_inputs(graph)
             if self.before is not None:  # the first stage computes in float, where no two runtimes round alike

@@ -22,7 +22,7 @@ from dovetail.guests.mesh.partition import MeshStage
 from dovetail.guests.mesh.pieces import PARTIAL, piece_graph
 from dovetail.guests.mesh.placement import MeshMapping
 from dovetail.ir.graph import Graph, Node, renamed
-from dovetail.ir.onnx_stored import load_graph
+from dovetail.ir.onnx_file import load_graph
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.movement import Reshape
 from dovetail.ir.types import Array, Box, TensorType, full_box

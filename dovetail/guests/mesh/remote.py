@@ -28,7 +28,7 @@ from dovetail.guests.mesh.layers import Ints, Show, unseen
 from dovetail.guests.mesh.manifest import GRAPH, Images, MeshRecord, outputs_of, rack_images, read_mesh
 from dovetail.guests.mesh.rack import EmulatedElements
 from dovetail.guests.mesh.reporting import require_equal
-from dovetail.ir.onnx_stored import load_graph
+from dovetail.ir.onnx_file import load_graph
 from dovetail.ir.types import Array
 from dovetail.operators import combined, known_operators
 from dovetail.options import Options

@@ -16,7 +16,7 @@ import onnx
 
 from dovetail.errors import DovetailError
 from dovetail.ir.graph import Graph, Node
-from dovetail.ir.onnx_body import INT4, MOST_BYTES, UINT4, OnnxBody, onnx_model, parsed, value_info
+from dovetail.ir.onnx_body import MOST_BYTES, OnnxBody, onnx_model, value_info
 from dovetail.ir.onnx_file import USER_DOMAIN, opaque_node
 from dovetail.ir.operators.base import Operator, SlidingWindow
 from dovetail.ir.operators.movement import Gather, Pad, Resample, Reshape, Transpose, permuted
@@ -52,20 +52,24 @@ def plain_onnx(graph: Graph, notes: Mapping[str, str] | None = None) -> onnx.Mod
     for name in graph.outputs:
         if writer.read(name) != name:
             writer.node("Identity", [writer.read(name)], name)
-    inputs = [_input_info(name, graph.types[name]) for name in graph.inputs]
-    body = writer.network(graph.name, inputs, [value_info(name, graph.types[name]) for name in graph.outputs])
-    domains = [USER_DOMAIN] if any(node.operator.opaque for node in graph.nodes) else []
-    parts = onnx_model([body], "dovetail.calibrate", notes or {}, domains)
-    if (nbytes := sum(map(len, parts))) > MOST_BYTES:
-        what = f"{nbytes} bytes are more than an ONNX file can hold ({MOST_BYTES})"
+    body = onnx.GraphProto(name=graph.name, node=writer.nodes, initializer=writer.initializers)
+    body.input.extend(_input_info(name, graph.types[name]) for name in graph.inputs)
+    body.output.extend(value_info(name, graph.types[name]) for name in graph.outputs)
+    model = onnx_model(body, "dovetail.calibrate", notes or {})
+    if any(node.operator.opaque for node in graph.nodes):
+        model.opset_import.add(domain=USER_DOMAIN, version=1)
+    if model.ByteSize() > MOST_BYTES:
+        what = f"{model.ByteSize()} bytes are more than an ONNX file can hold ({MOST_BYTES})"
         raise DovetailError(what, where=graph.name, hint="quantise a smaller network, or parts of this one")
-    return parsed(parts)
+    return model
 
 
-def _input_info(name: str, kind: TensorType) -> bytes:
+def _input_info(name: str, kind: TensorType) -> onnx.ValueInfoProto:
     """An input's name and type; one narrower than a byte is of 4 bits."""
-    nibble = INT4 if kind.dtype.signed else UINT4
-    return value_info(name, kind, nibble if kind.dtype.bits < 8 else None)
+    if kind.dtype.bits >= 8:
+        return value_info(name, kind)
+    nibble = onnx.TensorProto.INT4 if kind.dtype.signed else onnx.TensorProto.UINT4
+    return onnx.helper.make_tensor_value_info(name, nibble, list(kind.shape))
 
 
 _BORDER = apply(Pad, having=lambda pad: pad.value == 0 and len(pad.before) == 4)

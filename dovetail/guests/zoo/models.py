@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import helper
+from onnx import TensorProto, helper
 
 from dovetail.guests.zoo.networks import INPUT, ZooLayer, ZooLayerKind, ZooNetwork
 from dovetail.guests.zoo.weights import Floats, Parameters, ZooWeights, forward
-from dovetail.ir.onnx_body import IR_VERSION, OPSET, OnnxBody, value_info
-from dovetail.ir.types import DType, TensorType
+from dovetail.ir.onnx_body import IR_VERSION, OPSET, OnnxBody
+from dovetail.ir.types import DType
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +157,8 @@ def model(network: ZooNetwork, prepared: ZooWeights, is_quantised: bool = True) 
             result = writer.quantised(result, quantisations[layer.name], is_output)
         tensors[layer.name] = result
     shapes = {"input": network.input_shape, "output": values[network.layers[-1].name].shape[1:]}
-    kind = DType.INT8 if is_quantised else DType.FLOAT32
-    ends = [value_info(end, TensorType((1, *shape), kind)) for end, shape in shapes.items()]
-    graph = onnx.GraphProto.FromString(writer.network(network.name, ends[:1], ends[1:]))
+    kind = TensorProto.INT8 if is_quantised else TensorProto.FLOAT
+    ends = [helper.make_tensor_value_info(end, kind, [1, *shape]) for end, shape in shapes.items()]
+    graph = helper.make_graph(writer.nodes, network.name, ends[:1], ends[1:], writer.initializers)
     opset = helper.make_opsetid("", OPSET)
     return helper.make_model(graph, opset_imports=[opset], ir_version=IR_VERSION, producer_name="dovetail.zoo")

@@ -16,7 +16,7 @@ import onnx
 
 from dovetail.arrays import write_outputs
 from dovetail.files import TemporaryFolder
-from dovetail.ir.onnx_body import OnnxBody, onnx_model, parsed, value_info
+from dovetail.ir.onnx_body import OnnxBody, onnx_model, value_info
 from dovetail.ir.types import Array, DType, TensorType
 
 NAME = "story"
@@ -109,8 +109,8 @@ def model(parameters: Mapping[str, Array]) -> onnx.ModelProto:
     ends = {"token": one, "position": one, **{f"past_{name}": cache for name in caches}}
     results = {"logits": TensorType((1, len(PIECES)), DType.FLOAT32), **{f"present_{name}": cache for name in caches}}
     read, given = ([value_info(*end) for end in some.items()] for some in (ends, results))
-    parts = onnx_model([body.network(NAME, read, given)], "dovetail.zoo", {})
-    return parsed(parts)
+    graph = onnx.helper.make_graph(body.nodes, NAME, read, given, body.initializers)
+    return onnx_model(graph, "dovetail.zoo", {})
 
 
 def quantised() -> onnx.ModelProto:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -12,8 +13,6 @@ import numpy as np
 
 from dovetail.errors import ModelError
 from dovetail.ir.types import Array, DType, Shape, TensorType
-from dovetail.read.tflite.flatbuffer import Table
-from dovetail.read.tflite.schema import BUILTIN_OPERATORS, TENSOR_TYPES, option_tables
 from dovetail.read.values import AGAIN, ALIKE, FOLD, MAX_ELEMENTS, OTHERWISE, SMALLER, Refusing, unpacked, words
 
 ADVICE: Mapping[str, str] = {
@@ -174,10 +173,10 @@ _OPTIONS = {
 """Stems of the names of option classes, for operators whose own name is another."""
 
 _DAMAGE = (ValueError, LookupError, TypeError, AssertionError, OverflowError, struct.error)
-"""Errors where an offset in the bytes points nowhere."""
+"""Errors that the accessors of the flatbuffers library raise where an offset in the bytes points nowhere."""
 
-_VERSION, _OPCODES, _SUBGRAPHS, _BUFFERS = 0, 1, 2, 4
-"""Fields of a model."""
+_EMPTY_TABLE = bytes((8, 0, 0, 0, 4, 0, 4, 0, 4, 0, 0, 0))
+"""A flatbuffer of a table without fields: where it begins (8); its vtable, of two sizes; the distance to that."""
 
 
 class _TfliteReader(Refusing):
@@ -187,9 +186,14 @@ class _TfliteReader(Refusing):
     advice = ADVICE
 
     def __init__(self, name: str, data: bytes) -> None:
-        self.name, self.data = name, data
-        self.model = Table.root(data)
+        import tflite  # type: ignore[import-untyped]
+
+        self.name, self.data, self.schema = name, data, tflite
+        self.model = tflite.Model.GetRootAs(data, 0)
         self.constant_bytes = 0
+        self.type_names = _names(tflite.TensorType)
+        self.option_names = _names(tflite.BuiltinOptions)
+        self.classes = {name.removesuffix("Options").lower(): name for name in self.option_names.values()}
 
     @property
     def where(self) -> str:
@@ -197,34 +201,33 @@ class _TfliteReader(Refusing):
 
     def read(self) -> TfliteFile:
         """The file's first subgraph and those it runs."""
-        model, version = self.model, self.model.number(_VERSION, "I")
-        what = f"TFLite schema version {version} is not supported, only {SCHEMA_VERSION}"
-        self.refuse_if(version != SCHEMA_VERSION, what, "convert the model with a current converter")
-        subgraphs = self.count(model.length(_SUBGRAPHS), "subgraphs")
-        self.wrong_if(subgraphs < 1, "the model has no subgraph")
-        self.count(model.length(_BUFFERS), "buffers")
-        self.count(model.length(_OPCODES), "opcodes")
-        found = {0: self.subgraph(model.entry(_SUBGRAPHS, 0))}
+        model = self.model
+        what = f"TFLite schema version {model.Version()} is not supported, only {SCHEMA_VERSION}"
+        self.refuse_if(model.Version() != SCHEMA_VERSION, what, "convert the model with a current converter")
+        self.wrong_if(self.count(model.SubgraphsLength(), "subgraphs") < 1, "the model has no subgraph")
+        self.count(model.BuffersLength(), "buffers")
+        self.count(model.OperatorCodesLength(), "opcodes")
+        found = {0: self.subgraph(model.Subgraphs(0))}
         waiting = _runs(found[0])
         while waiting:
             number = waiting.pop()
-            if number not in found and 0 < number < subgraphs:
-                found[number] = self.subgraph(model.entry(_SUBGRAPHS, number))
+            if number not in found and 0 < number < model.SubgraphsLength():
+                found[number] = self.subgraph(model.Subgraphs(number))
                 waiting += _runs(found[number])
-        numbers = range(1, self.count(subgraphs, "subgraphs", MAX_SUBGRAPHS))
-        names = {at: (model.entry(_SUBGRAPHS, at).text(4) or b"")[:80].decode("utf-8", "replace") for at in numbers}
+        numbers = range(1, self.count(model.SubgraphsLength(), "subgraphs", MAX_SUBGRAPHS))
+        names = {at: (model.Subgraphs(at).Name() or b"")[:80].decode("utf-8", "replace") for at in numbers}
         left = tuple(names[at] or f"number {at}" for at in numbers if at not in found)
         return replace(found[0], further=tuple(map(found.get, numbers)), left_out=left)
 
-    def subgraph(self, graph: Table) -> TfliteFile:
-        """One graph: tensors, inputs, outputs, operators, name."""
-        count = self.count(graph.length(0), "tensors")
-        tensors = tuple(self.tensor(graph.entry(0, index), index) for index in range(count))
-        steps = range(self.count(graph.length(3), "operators"))
-        operators = tuple(self.operator(graph.entry(3, index), index, count) for index in steps)
+    def subgraph(self, graph: Any) -> TfliteFile:
+        """One graph."""
+        count = self.count(graph.TensorsLength(), "tensors")
+        tensors = tuple(self.tensor(graph.Tensors(index), index) for index in range(count))
+        steps = range(self.count(graph.OperatorsLength(), "operators"))
+        operators = tuple(self.operator(graph.Operators(index), index, count) for index in steps)
         tensors, operators = _without_halves(tensors, operators)
-        inputs = self.indices(graph, 1, count, "the model's inputs")
-        outputs = self.indices(graph, 2, count, "the model's outputs")
+        inputs = self.indices(graph.InputsAsNumpy(), count, "the model's inputs")
+        outputs = self.indices(graph.OutputsAsNumpy(), count, "the model's outputs")
         return TfliteFile(self.name, tensors, operators, inputs, outputs)
 
     def count(self, length: int, what: str, limit: int = MAX_ENTRIES) -> int:
@@ -233,37 +236,37 @@ class _TfliteReader(Refusing):
         self.wrong_if(length > limit, what)
         return length
 
-    def indices(self, raw: Table, field: int, tensors: int, what: str) -> tuple[int, ...]:
+    def indices(self, raw: object, tensors: int, what: str) -> tuple[int, ...]:
         """Tensors by their places; -1 for none."""
-        self.count(raw.length(field), f"entries in {what}")
-        found = raw.values(field)
+        found = _vector(raw)
+        self.count(len(found), f"entries in {what}")
         for index in found:
             self.wrong_if(not -1 <= index < tensors, f"{what} name tensor {index}; the model has {tensors} tensors")
         return found
 
-    def tensor(self, raw: Table, index: int) -> TfliteTensor:
-        """One tensor: shape, type, buffer, name, quantisation, whether it is a variable, sparsity."""
-        encoded, kind, buffer = raw.text(3) or b"", raw.number(1, "b"), raw.number(2, "I")
+    def tensor(self, raw: Any, index: int) -> TfliteTensor:
+        """One tensor."""
+        encoded = raw.Name() or b""
         if len(encoded) > MAX_NAME:
             raise self.refuse(f"the name of tensor {index} has {len(encoded)} bytes; the limit is {MAX_NAME}", SMALLER)
         name = encoded.decode("utf-8", "replace").replace("\x00", "?") or f"tensor_{index}"
-        type_name, what = _name_of(TENSOR_TYPES, kind, "number"), f"tensor {index} ({name})"
-        halves = type_name == "FLOAT16" and buffer > 0  # constants, which runtimes dequantise to float32
+        type_name, what = self.type_names.get(raw.Type(), f"number {raw.Type()}"), f"tensor {index} ({name})"
+        halves = type_name == "FLOAT16" and raw.Buffer() > 0  # constants, which runtimes dequantise to float32
         known = type_name in DTYPES or halves
         self.refuse_if(not known, f"{what} has the element type {type_name}, which is not supported")
-        self.refuse_if(raw.table(6) is not None, f"{what} is stored sparse", "convert the model with dense weights")
+        self.refuse_if(raw.Sparsity() is not None, f"{what} is stored sparse", "convert the model with dense weights")
         shape, dtype = self.shape(raw, what), DType.FLOAT32 if halves else DTYPES[type_name]
-        data = self.content(buffer, shape, DType.INT16 if halves else dtype, what)
+        data = self.content(raw.Buffer(), shape, DType.INT16 if halves else dtype, what)
         if halves:
             self.refuse_if(data is None, f"{what} has the element type FLOAT16, which is not computed with")
             data = data.view(np.float16).astype(np.float32).view(np.uint8) if data is not None else None
-        quantisation = self.quantisation(raw.table(4), shape, dtype, what)
-        return TfliteTensor(index, name, shape, dtype, data, quantisation, bool(raw.number(5, "?")))
+        quantisation = self.quantisation(raw.Quantization(), shape, dtype, what)
+        return TfliteTensor(index, name, shape, dtype, data, quantisation, bool(raw.IsVariable()))
 
-    def shape(self, raw: Table, what: str) -> Shape:
+    def shape(self, raw: Any, what: str) -> Shape:
         """A tensor's shape, all sizes fixed."""
-        self.count(raw.length(0), f"axes of {what}", MAX_RANK)
-        shape = raw.values(0)
+        self.count(raw.ShapeLength(), f"axes of {what}", MAX_RANK)
+        shape = _vector(raw.ShapeAsNumpy())
         fault = f"{what} has the shape {list(shape)}; every size must be fixed"
         self.refuse_if(min(shape, default=0) < 0, fault, "convert the model with a fixed input shape, batch included")
         if prod(shape) >= MAX_ELEMENTS:
@@ -272,11 +275,11 @@ class _TfliteReader(Refusing):
 
     def content(self, number: int, shape: Shape, dtype: DType, what: str) -> Array | None:
         """A constant's bytes, of exactly as many as its type takes; None for what is computed."""
-        buffers, expected = self.model.length(_BUFFERS), (prod(shape) * dtype.bits + 7) // 8
+        buffers, expected = self.model.BuffersLength(), (prod(shape) * dtype.bits + 7) // 8
         self.wrong_if(number >= buffers, f"{what} names buffer {number}; the model has {buffers} buffers")
         if expected == 0:
             return np.zeros(0, np.uint8)
-        found = self.stored(self.model.entry(_BUFFERS, number), what) if number else None
+        found = self.stored(self.model.Buffers(number), what) if number else None
         if found is not None:
             self.wrong_if(found.size != expected, f"{what} needs {expected} bytes of data, its buffer has {found.size}")
             self.constant_bytes += expected
@@ -284,29 +287,31 @@ class _TfliteReader(Refusing):
                 raise self.refuse(f"the constants take more than {MAX_ELEMENTS} bytes together", SMALLER)
         return found
 
-    def stored(self, buffer: Table, what: str) -> Array | None:
+    def stored(self, buffer: Any, what: str) -> Array | None:
         """A buffer's bytes, which may lie behind the flatbuffer (offset and size from the file's start: schema.fbs)."""
-        start, size = buffer.number(1, "Q"), buffer.number(2, "Q")
+        start, size = int(buffer.Offset()), int(buffer.Size())
         if start > 1:
             fault = f"{what} wants bytes {start} to {start + size} of the file's {len(self.data)}"
             self.wrong_if(size < 1 or start + size > len(self.data), fault)
             return np.frombuffer(self.data, np.uint8, size, start)
-        return buffer.array(0, "u1") if buffer.length(0) else None
-
-    def quantisation(self, raw: Table | None, shape: Shape, dtype: DType, what: str) -> TfliteQuantisation | None:
-        """Scales and zero points that fit the type and the shape; None where there are none. Of the table these are
-        fields 2 and 3, then custom details and the axis."""
-        if raw is None or raw.length(2) == 0:
+        if buffer.DataIsNone() or buffer.DataLength() == 0:
             return None
-        self.refuse_if(raw.number(4, "B") != 0, f"{what} has a custom quantisation, which is not supported", ALIKE)
-        count, zeros = raw.length(2), raw.length(3)
+        found: Array = buffer.DataAsNumpy()
+        return found
+
+    def quantisation(self, raw: Any, shape: Shape, dtype: DType, what: str) -> TfliteQuantisation | None:
+        """Scales and zero points that fit the type and the shape; None where there are none."""
+        if raw is None or raw.ScaleLength() == 0:
+            return None
+        self.refuse_if(raw.DetailsType() != 0, f"{what} has a custom quantisation, which is not supported", ALIKE)
+        count, zeros = raw.ScaleLength(), raw.ZeroPointLength()
         self.refuse_if(zeros not in (0, count), f"{what} has {count} scales and {zeros} zero points", ALIKE)
         # Converters leave the axis of the weights at a tensor that has only one.
-        axis = 0 if len(shape) == 1 else raw.number(6)
+        axis = 0 if len(shape) == 1 else raw.QuantizedDimension()
         odd = count != 1 and not (0 <= axis < len(shape) and shape[axis] == count)
         self.wrong_if(odd, f"{what} has {count} scales along axis {axis}, which does not fit its shape {list(shape)}")
-        scale = np.array(raw.array(2, "f4"), np.float32).reshape(count)
-        wide = np.array(raw.array(3, "i8") if zeros else (0,) * count, np.int64)
+        scale = np.array(raw.ScaleAsNumpy(), np.float32).reshape(count)
+        wide = np.array(_vector(raw.ZeroPointAsNumpy()) or (0,) * count, np.int64)
         if dtype is DType.FLOAT32:
             return None  # converters leave calibration results on float tensors; they mean nothing
         odd = not (np.isfinite(scale).all() and (scale > 0).all())
@@ -316,37 +321,36 @@ class _TfliteReader(Refusing):
         self.refuse_if(wide.min() < low or wide.max() > high, fault, ALIKE)
         return TfliteQuantisation(scale, wide.astype(np.int32), axis if count != 1 else -1)
 
-    def operator(self, raw: Table, index: int, tensors: int) -> OperatorEntry:
-        """One operator: its opcode, inputs, outputs, type and table of options, custom options. An opcode has a number
-        as a byte, a name, a version, and the number again as 32 bits, which some writers leave out: the larger of the
-        two counts (core/api/op_resolver.cc)."""
-        number, codes = raw.number(0, "I"), self.model.length(_OPCODES)
+    def operator(self, raw: Any, index: int, tensors: int) -> OperatorEntry:
+        """One operator."""
+        number, codes = raw.OpcodeIndex(), self.model.OperatorCodesLength()
         self.wrong_if(number >= codes, f"operator {index} names opcode {number} of {codes}")
-        code = self.model.entry(_OPCODES, number)
-        opcode = _name_of(BUILTIN_OPERATORS, max(code.number(0, "b"), code.number(3)), "opcode")
+        code = self.model.OperatorCodes(number)
+        builtin = max(code.DeprecatedBuiltinCode(), _builtin_code(code))
+        opcode = self.schema.utils.BUILTIN_OPCODE2NAME.get(builtin, f"opcode {builtin}")
         custom = ("", b"")
         if opcode == "CUSTOM":
-            custom = ((code.text(1) or b"")[:80].decode("utf-8", "replace"), raw.array(5, "u1").tobytes())
+            content = b"" if raw.CustomOptionsIsNone() else raw.CustomOptionsAsNumpy().tobytes()
+            custom = ((code.CustomCode() or b"")[:80].decode("utf-8", "replace"), content)
         options = self.options(raw, opcode)
-        inputs = self.indices(raw, 1, tensors, f"the inputs of operator {index} ({opcode})")
-        outputs = self.indices(raw, 2, tensors, f"the outputs of operator {index} ({opcode})")
-        return OperatorEntry(index, opcode, code.number(2, default=1), inputs, outputs, options, *custom)
+        inputs = self.indices(raw.InputsAsNumpy(), tensors, f"the inputs of operator {index} ({opcode})")
+        outputs = self.indices(raw.OutputsAsNumpy(), tensors, f"the outputs of operator {index} ({opcode})")
+        return OperatorEntry(index, opcode, code.Version(), inputs, outputs, options, *custom)
 
-    def options(self, raw: Table, opcode: str) -> Mapping[str, Any]:
-        """An operator's options, those of the file where these are of the operator's own kind."""
-        known = option_tables().get(_OPTIONS.get(opcode, opcode).replace("_", "").lower())
-        if known is None:
+    def options(self, raw: Any, opcode: str) -> Mapping[str, Any]:
+        """An operator's options decoded field by field, through the accessors the schema gives its class."""
+        name = self.classes.get(_OPTIONS.get(opcode, opcode).replace("_", "").lower())
+        if name is None:
             return {}
-        table = raw.table(4) if raw.number(3, "B") == known.number else None
-        options: dict[str, Any] = {}
-        for place, (name, kind, default) in known.fields.items():
-            if kind.startswith("["):
-                self.count(table.length(place) if table else 0, f"entries in {known.name}.{name}")
-                options[name] = table.values(place, kind[1:]) if table else ()
-            elif kind == "s":
-                options[name] = table.text(place) if table else None
-            else:
-                options[name] = table.number(place, kind, default) if table else default
+        reader, table = getattr(self.schema, name)(), raw.BuiltinOptions()
+        is_own = table is not None and self.option_names.get(raw.BuiltinOptionsType()) == name
+        reader.Init(*((table.Bytes, table.Pos) if is_own else (_EMPTY_TABLE, 8)))
+        options = {}
+        for field in _fields(self.schema, name):
+            is_vector = hasattr(reader, f"{field}AsNumpy")
+            if is_vector:
+                self.count(getattr(reader, f"{field}Length")(), f"entries in {name}.{field}")
+            options[field] = _vector(getattr(reader, f"{field}AsNumpy")()) if is_vector else getattr(reader, field)()
         return options
 
 
@@ -356,8 +360,17 @@ def _runs(graph: TfliteFile) -> list[int]:
     return [int(value) for name, value in options if name.endswith("SubgraphIndex")]
 
 
-def _name_of(names: Sequence[str], number: int, what: str) -> str:
-    return names[number] if 0 <= number < len(names) else f"{what} {number}"
+def _builtin_code(code: Any) -> int:
+    """The 32-bit field of an operator code as stored: the schema's accessor passes over numbers below 127, which some
+    writers put there alone. The larger of the two fields counts (core/api/op_resolver.cc)."""
+    import flatbuffers  # type: ignore[import-untyped]
+
+    place = code._tab.Offset(10)
+    return int(code._tab.Get(flatbuffers.number_types.Int32Flags, place + code._tab.Pos)) if place else 0
+
+
+def _names(enumeration: object) -> dict[int, str]:
+    return {value: name for name, value in vars(enumeration).items() if isinstance(value, int)}
 
 
 def _without_halves(
@@ -375,6 +388,19 @@ def _without_halves(
     return tuple(found), tuple(kept)
 
 
+def _vector(raw: object) -> tuple[int, ...]:
+    """A flatbuffers vector of integers; the accessors give the number 0 for an absent one."""
+    return tuple(raw.tolist()) if isinstance(raw, np.ndarray) else ()
+
+
+@cache
+def _fields(schema: Any, kind: str) -> list[str]:
+    """The options a flatbuffers options class has accessors for."""
+    helpers = ("AsNumpy", "Length", "IsNone", "HasIdentifier")
+    names = [name for name in vars(getattr(schema, kind)) if name[0].isupper() and name != "Init"]
+    return [name for name in names if not name.startswith("GetRootAs") and not name.endswith(helpers)]
+
+
 # Custom options
 
 MOST_VALUES = 20_000
@@ -388,7 +414,7 @@ def read_map(data: bytes) -> Mapping[str, Any]:
     Raises:
         ValueError: the bytes are no flexbuffer, its root is no map, or it is larger than the limits above.
     """
-    from flatbuffers import flexbuffers  # type: ignore[import-untyped]
+    from flatbuffers import flexbuffers
 
     try:
         found = _plain_value(flexbuffers.GetRoot(data), iter(range(MOST_VALUES)), 0)
