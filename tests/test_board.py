@@ -5,6 +5,7 @@ The outputs must be those of the simulator `iss`, which takes another way: anoth
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -549,7 +550,9 @@ def test_make_board_has_the_files_it_names(builds: dict[str, Path]) -> None:
     assert without.returncode and "BOARD_IO=file.c" in without.stdout
 
 
-@pytest.mark.skipif(not shutil.which("qemu-system-arm"), reason="qemu-system-arm is not here")
+@pytest.mark.skipif(
+    not (shutil.which("qemu-system-arm") and importlib.util.find_spec("elftools")), reason="qemu-system-arm is not here"
+)
 def test_the_debuggers_server_of_qemu(tmp_path: Path) -> None:
     """A server nobody here wrote: Cortex-M4 on QEMU's netduinoplus2, which wants its registers described first."""
     model, folder = tmp_path / "digits.onnx", tmp_path / "build"

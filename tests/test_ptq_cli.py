@@ -15,7 +15,7 @@ from ptq_networks import onnx_runtime
 from zoo_data import digits_accuracy
 
 needs_iss = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("unicorn", "ziglang")),
+    any(importlib.util.find_spec(name) is None for name in ("unicorn", "elftools", "ziglang")),
     reason="the simulator is not installed (dovetail[iss])",
 )
 

@@ -32,6 +32,7 @@ IMPORTED = (
     "dovetail.fields",
     "unicorn.arm_const",
     "unicorn.riscv_const",
+    "elftools.elf.elffile",
 )
 NO_MATTER = ("MALLOC_TRIM_THRESHOLD_", "OMP_NUM_THREADS", "PYTHONHASHSEED", "PYTHONPATH")
 """Set by dask for its own workers, with which a simulator computes the same; and the path, which a fork is told."""

@@ -1,8 +1,4 @@
-"""ELF files, objects and linked firmware: sizes of sections, symbols, relocations, the bytes to load.
-
-Numbers and layouts from the System V ABI, chapters 4 and 5. A package for ELF takes 40 ms to import and 20 us a symbol;
-compilers write thousands of symbols.
-"""
+"""Contents of linked firmware: sizes of its sections, its symbols, the bytes to load."""
 
 from __future__ import annotations
 
@@ -11,15 +7,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
-from dovetail.errors import BuildError
+from dovetail.errors import BuildError, MissingExtraError
 
-_WRITE, _ALLOCATE, _EXECUTE = 1, 2, 4  # section flags
-_FUNCTION, _SECTION, _FILE = 2, 3, 4  # symbol types
-_SYMBOLS, _ADDED, _ZEROS, _RELOCATIONS, _LOAD = 2, 4, 8, 9, 1  # types of sections, and of a segment
-_EXTENDED = 0xFFFF  # this number of a section is in the first section, as it is too large for its field
-_MACHINES = {40: "EM_ARM", 243: "EM_RISCV"}
+if TYPE_CHECKING:
+    from elftools.elf.elffile import ELFFile
+
+_WRITE, _ALLOCATE, _EXECUTE = 1, 2, 4  # section flags, System V ABI, chapter 4
+_FUNCTION, _SECTION, _FILE = 2, 3, 4  # symbol types, ibid.
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,106 +27,18 @@ class Symbol:
     function: bool
 
 
-class ElfSection(NamedTuple):
-    """A section: its header, and its name."""
-
-    place: int
-    """Place of the name in the section of names."""
-    kind: int
-    flags: int
-    address: int
-    offset: int
-    size: int
-    link: int
-    """Number of the section that this one belongs to: the names of symbols, the symbols of relocations."""
-    info: int
-    """Number of the section that relocations change."""
-    alignment: int
-    entry: int
-    """Bytes of an entry."""
-    name: str = ""
-
-    @property
-    def is_allocated(self) -> bool:
-        """True for what the program has in memory."""
-        return bool(self.flags & _ALLOCATE)
-
-    @property
-    def is_code(self) -> bool:
-        """True for instructions."""
-        return bool(self.flags & _EXECUTE)
-
-
-class ElfFile:
-    """An ELF file; what is damaged raises struct.error, IndexError or ValueError."""
-
-    def __init__(self, data: bytes) -> None:
-        if data[:4] != b"\x7fELF" or data[4:5] not in (b"\1", b"\2") or data[5:6] not in (b"\1", b"\2"):
-            raise ValueError("it does not begin as one")
-        self._data, self.bits, self.order = data, 32 * data[4], "<>"[data[5] - 1]
-        wide = self.bits == 64
-        header = struct.unpack_from(self.order + ("HHIQQQIHHHHHH" if wide else "HHIIIIIHHHHHH"), data, 16)
-        _, machine, _, self.entry, segments, sections, _, _, segment_size, count, size, self._count, names = header
-        self.machine = _MACHINES.get(machine, f"machine {machine}")
-        self._segments = [segments + at * segment_size for at in range(count)]
-        layout = self.order + ("IIQQQQIIQQ" if wide else "10I")
-        first = ElfSection(*struct.unpack_from(layout, data, sections)) if sections else None
-        total = self._count or (first.size if first else 0)
-        found = [ElfSection(*struct.unpack_from(layout, data, sections + at * size)) for at in range(total)]
-        texts = self.content(found[first.link if first and names == _EXTENDED else names]) if found else b""
-        self.sections = [one._replace(name=_text(texts, one.place)) for one in found]
-
-    def content(self, section: ElfSection) -> bytes:
-        """The bytes of a section."""
-        return b"" if section.kind == _ZEROS else self._data[section.offset : section.offset + section.size]
-
-    def symbols(self) -> Iterator[tuple[str, int, int, int, int]]:
-        """Name, value, size, binding and type (four bits each), and section of the entries of the symbol table, if
-        there is one."""
-        for table in self.sections:
-            if table.kind == _SYMBOLS:
-                names = self.content(self.sections[table.link])
-                layout = self.order + ("IBBHQQ" if self.bits == 64 else "IIIBBH")
-                for entry in struct.iter_unpack(layout, self.content(table)):
-                    name, info, _, section, value, size = (
-                        entry if self.bits == 64 else (entry[0], *entry[3:], *entry[1:3])
-                    )
-                    yield _text(names, name), value, size, info, section
-
-    def relocations(self) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
-        """Number of a section, and its relocations: offset, type, and number of the symbol."""
-        word, shift = ("Q", 32) if self.bits == 64 else ("I", 8)
-        for one in self.sections:
-            if one.kind in (_ADDED, _RELOCATIONS):
-                layout = f"{self.order}{word}{word}{word.lower() if one.kind == _ADDED else ''}"
-                entries = struct.iter_unpack(layout, self.content(one))
-                yield one.info, [(at, info & (1 << shift) - 1, info >> shift) for at, info, *_ in entries]
-
-    def loaded(self) -> Iterator[tuple[int, bytes]]:
-        """The load (physical) addresses and bytes of what is to be loaded."""
-        for place in self._segments:
-            if self.bits == 64:
-                kind, _, at, _, address, size = struct.unpack_from(self.order + "IIQQQQ", self._data, place)
-            else:
-                kind, at, _, address, size = struct.unpack_from(self.order + "5I", self._data, place)
-            # a linker may put the file's own headers into a segment before the first: no section, nothing to load
-            if kind == _LOAD and any(
-                one.is_allocated and one.kind != _ZEROS and one.size and at <= one.offset < at + size
-                for one in self.sections
-            ):
-                yield address, self._data[at : at + size]
-
-
-def _text(names: bytes, place: int) -> str:
-    return names[place : names.index(0, place)].decode(errors="replace") if names else ""
-
-
 @contextmanager
-def opened(elf: Path) -> Iterator[ElfFile]:
-    """An ELF file; raises BuildError for what is none."""
+def opened(elf: Path) -> Iterator[ELFFile]:
+    """An ELF file; raises BuildError for what is none, MissingExtraError without the package that reads it."""
     try:
-        yield ElfFile(elf.read_bytes())
-    except (OSError, struct.error, IndexError, ValueError) as error:
+        from elftools.common.exceptions import ELFError
+        from elftools.elf.elffile import ELFFile
+    except ImportError:
+        raise MissingExtraError("elftools", "iss", "reading the linked firmware") from None
+    try:
+        with elf.open("rb") as stream:
+            yield ELFFile(stream)
+    except (OSError, ELFError, struct.error) as error:
         raise BuildError(f"not a readable ELF file: {error}", where=elf.name, hint="compile the model again") from None
 
 
@@ -139,20 +47,33 @@ def section_sizes(elf: Path) -> dict[str, int]:
     for what is no ELF file, as all here do."""
     sizes = dict.fromkeys(("text", "rodata", "data", "bss", "stack"), 0)
     with opened(elf) as file:
-        for section in file.sections:
-            kind = "text" if section.is_code else "data" if section.flags & _WRITE else "rodata"
-            kind = "bss" if section.kind == _ZEROS else kind
-            if section.is_allocated:
-                sizes["stack" if section.name == ".stack" else kind] += section.size
+        for section in file.iter_sections():
+            flags = int(section["sh_flags"])
+            kind = "text" if flags & _EXECUTE else "data" if flags & _WRITE else "rodata"
+            kind = "bss" if section["sh_type"] == "SHT_NOBITS" else kind
+            if flags & _ALLOCATE:
+                sizes["stack" if section.name == ".stack" else kind] += int(section["sh_size"])
     return sizes
+
+
+def symbol_table(file: ELFFile) -> Iterator[tuple[str, int, int, int, int]]:
+    """Name, value, size, binding and type (four bits each), and section of the entries of the symbol table, if there is
+    one. pyelftools takes 20 us an entry, and compilers write thousands of local ones."""
+    table = file.get_section_by_name(".symtab")
+    if table is None:
+        return
+    names, order = file.get_section(table["sh_link"]).data(), "<" if file.little_endian else ">"
+    for entry in struct.iter_unpack(order + ("IBBHQQ" if file.elfclass == 64 else "IIIBBH"), table.data()):
+        name, info, _, section, value, size = entry if file.elfclass == 64 else (*entry[:1], *entry[3:], *entry[1:3])
+        yield names[name : names.find(0, name)].decode(errors="replace"), value, size, info, section
 
 
 def symbols(elf: Path) -> dict[str, Symbol]:
     """The named symbols, sorted by address, then name."""
     found: dict[str, Symbol] = {}
     with opened(elf) as file:
-        thumb = file.machine == "EM_ARM"  # bit 0 of a function's address says Thumb (ELF for the Arm architecture)
-        for name, value, size, info, _ in file.symbols():
+        thumb = file["e_machine"] == "EM_ARM"  # bit 0 of a function's address says Thumb (ELF for the Arm architecture)
+        for name, value, size, info, _ in symbol_table(file):
             kind = info & 15
             if (
                 name and not name.startswith(("$", ".L")) and kind not in (_SECTION, _FILE)
@@ -167,10 +88,12 @@ def code_ranges(elf: Path) -> list[tuple[int, int]]:
     sections."""
     found: list[tuple[int, int]] = []
     with opened(elf) as file:
-        marks = sorted((value, name[:2]) for name, value, *_ in file.symbols() if name.startswith(("$t", "$d", "$a")))
-        for section in file.sections:
-            start, end = section.address, section.address + section.size
-            if not section.is_code:
+        marks = sorted(
+            (value, name[:2]) for name, value, *_ in symbol_table(file) if name.startswith(("$t", "$d", "$a"))
+        )
+        for section in file.iter_sections():
+            start, end = int(section["sh_addr"]), int(section["sh_addr"] + section["sh_size"])
+            if not int(section["sh_flags"]) & _EXECUTE:
                 continue
             inside = [mark for mark in marks if start <= mark[0] < end]
             if not inside and end > start:
@@ -184,12 +107,20 @@ def code_ranges(elf: Path) -> list[tuple[int, int]]:
 
 def load_image(elf: Path, machine: str = "EM_RISCV", bits: int = 32) -> tuple[int, list[tuple[int, bytes]]]:
     """The entry address, and the load (physical) addresses and bytes of what is to be loaded; raises BuildError for
-    what is no little-endian executable of so many bits for that machine (EM_ARM, EM_RISCV)."""
+    what is no little-endian executable of so many bits for that machine, as pyelftools names it."""
     with opened(elf) as file:
-        if file.machine != machine or file.bits != bits or file.order != "<":
-            what = f"the firmware is for {file.machine} ({file.bits} bit), not {bits}-bit {machine}"
+        if file["e_machine"] != machine or file.elfclass != bits or not file.little_endian:
+            what = f"the firmware is for {file['e_machine']} ({file.elfclass} bit), not {bits}-bit {machine}"
             raise BuildError(what, where=elf.name, hint="compile the model for this target again")
-        return file.entry, list(file.loaded())
+        # a linker may put the file's own headers into a segment before the first: no section, nothing to load
+        loaded = [
+            (int(segment["p_paddr"]), segment.data())
+            for segment in file.iter_segments()
+            if segment["p_type"] == "PT_LOAD"
+            and segment["p_filesz"]
+            and any(segment.section_in_segment(section) for section in file.iter_sections())
+        ]
+        return int(file["e_entry"]), loaded
 
 
 def describe_address(address: int, table: Mapping[str, Symbol]) -> str:

@@ -12,8 +12,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dovetail.codegen.build.elf import ElfFile, opened
+from dovetail.codegen.build.elf import opened, symbol_table
+
+if TYPE_CHECKING:
+    from elftools.elf.elffile import ELFFile
 
 _Place = tuple[int, int]
 """Number of an object, and of a section in it."""
@@ -21,7 +25,7 @@ _CALLS = {"EM_RISCV": {16, 17, 18, 19, 44, 45}, "EM_ARM": {10, 30, 51, 102, 103}
 """Relocations of branches, jumps and calls, by machine (psABI of RISC-V; ELF for the Arm architecture)."""
 _RETURNING = {10, 18, 19}
 """The relocations that only calls have."""
-_FUNCTION = 2  # type of a symbol, System V ABI, chapter 4
+_ALLOCATE, _EXECUTE, _FUNCTION = 2, 4, 2  # section flags and a type of symbol, System V ABI, chapter 4
 _NOWHERE = 0xFF00  # numbers of sections from here on, and 0, are of no section (ibid.)
 
 
@@ -45,7 +49,7 @@ def read_code(objects: Sequence[Path]) -> Code:
     """Functions and calls of objects, compiled with a section for each function and told to say frames.
 
     Raises:
-        BuildError: what is no ELF file.
+        BuildError: what is no ELF file. MissingExtraError: the package that reads them is not installed.
     """
     code = Code()
     for number, path in enumerate(objects):
@@ -88,10 +92,12 @@ def _need(code: Code, place: _Place, known: dict[_Place, int | str]) -> int | st
     return known[place]
 
 
-def _read(code: Code, number: int, file: ElfFile, told: Path) -> None:
+def _read(code: Code, number: int, file: ELFFile, told: Path) -> None:
     """Add what one object says."""
-    sections, symbols = file.sections, list(file.symbols())
-    code.code |= {(number, place) for place, one in enumerate(sections) if one.is_code}
+    from elftools.elf.relocation import RelocationSection
+
+    sections, symbols = list(file.iter_sections()), list(symbol_table(file))
+    code.code |= {(number, place) for place, one in enumerate(sections) if int(one["sh_flags"]) & _EXECUTE}
     own = {name: (number, at) for name, _, _, _, at in symbols if name and 0 < at < _NOWHERE}
     shared = {name for name, _, _, info, _ in symbols if info >> 4}
     code.names |= {name: place for name, place in own.items() if name in shared}
@@ -100,17 +106,20 @@ def _read(code: Code, number: int, file: ElfFile, told: Path) -> None:
     code.functions |= {own[name]: name for name in functions}
     clones = {own[name]: re.sub(r"\.\d+$", "", name) for name in functions}
     code.frames |= {place: written[name] for place, name in clones.items() if name in written}
-    calls = _CALLS.get(file.machine, set())
-    for of, relocations in file.relocations():
-        to = sections[of]
-        entries = [(offset, kind, symbols[symbol]) for offset, kind, symbol in relocations if symbol]
+    calls = _CALLS.get(file["e_machine"], set())
+    for section in sections:
+        if not isinstance(section, RelocationSection):
+            continue
+        place, to = (number, int(section["sh_info"])), sections[section["sh_info"]]
+        entries = [(one, symbols[one["r_info_sym"]]) for one in section.iter_relocations() if one["r_info_sym"]]
         if to.name == ".stack_sizes":
-            sizes = _sizes(file.content(to), [offset + file.bits // 8 for offset, _, _ in entries])
-            code.frames |= {(number, at): nbytes for (_, _, (*_, at)), nbytes in zip(entries, sizes, strict=True)}
-        elif to.is_allocated:
-            uses = code.uses.setdefault((number, of), set())
-            for _, kind, (name, _, _, info, at) in entries:
-                if at != of or (info & 15 == _FUNCTION and kind in _RETURNING):  # a jump in a section is no use
+            sizes = _sizes(to.data(), [int(one["r_offset"]) + file.elfclass // 8 for one, _ in entries])
+            code.frames |= {(number, at): nbytes for (_, (*_, at)), nbytes in zip(entries, sizes, strict=True)}
+        elif int(to["sh_flags"]) & _ALLOCATE:
+            uses = code.uses.setdefault(place, set())
+            for one, (name, _, _, info, at) in entries:
+                kind = int(one["r_info_type"])
+                if at != place[1] or (info & 15 == _FUNCTION and kind in _RETURNING):  # a jump in a section is no use
                     uses.add(((number, at) if 0 < at < _NOWHERE else name, kind in calls))
 
 
