@@ -34,6 +34,7 @@ from dovetail.ir.types import Array, DType
 from dovetail.notes import Note
 from dovetail.operators import UserOperator, combined
 from dovetail.options import Options, with_fields
+from dovetail.records import Record
 from dovetail.report import Report, make_report, print_report
 from dovetail.sim.line import Board
 from dovetail.target.description import Target
@@ -48,8 +49,7 @@ Inputs = Mapping[str, ArrayLike]
 """An array for each input of one inference, by the model's tensor names."""
 
 
-@dataclass(frozen=True)
-class Port:
+class Port(Record):
     """An input or an output of a network."""
 
     name: str

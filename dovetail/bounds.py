@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -23,6 +23,7 @@ from dovetail.documented import document
 from dovetail.ir.types import Array
 from dovetail.kernels.scheduled.knobs import block_of, extents, is_product
 from dovetail.program.ir import CORE
+from dovetail.records import Record
 from dovetail.sim.architecture import architecture_of, core_costs
 from dovetail.target.chip import Core
 from dovetail.target.description import Target
@@ -34,8 +35,7 @@ _TRIED = 64
 """Operators whose ways are made equally dear to find prices, those with the most products."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
+class Bound(Record):
     """The least cycles of some work and what sets them."""
 
     cycles: float

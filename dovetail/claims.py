@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dovetail.codegen.plan_file import PLAN, PlanFile, read_plan
@@ -11,6 +10,7 @@ from dovetail.documented import document
 from dovetail.kernels import Optimize
 from dovetail.notes import Kind, Note
 from dovetail.program.ir import CORE
+from dovetail.records import Record
 from dovetail.sim.stretches import busy, jobs_of
 
 if TYPE_CHECKING:
@@ -23,8 +23,7 @@ OF_LAYER, OF_NETWORK = 0.1, 0.01
 """A claim is off that differs by more than these shares of what the layer's work took and of the whole network."""
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Record):
     """Cycles of a unit for a layer of the model."""
 
     layer: str

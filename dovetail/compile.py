@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -47,6 +47,7 @@ from dovetail.program.verify import verify
 from dovetail.quantize import quantize
 from dovetail.quantize.ends import integer_inputs, integer_outputs
 from dovetail.read import load_model, own_rounding
+from dovetail.records import Record, field
 from dovetail.schedule.assign import Assignment, Refused, assign, one_by_one
 from dovetail.schedule.assign.pins import read_pins
 from dovetail.schedule.joint import side_by_side
@@ -67,8 +68,7 @@ from dovetail.target.description import Policy, Target, check_cores, with_cores
 from dovetail.target.pattern import Choice
 
 
-@dataclass(frozen=True)
-class Compiled:
+class Compiled(Record):
     """A compiled network, and all that was decided on the way."""
 
     graph: Graph
@@ -123,8 +123,7 @@ def operator_work(model: Path, target: Target, options: Options) -> tuple[Operat
     return _prepared(model, target, options, lambda text: None).work
 
 
-@dataclass(frozen=True)
-class _IntegerModel:
+class _IntegerModel(Record):
     """The integer graph of a model file."""
 
     graph: Graph
@@ -397,8 +396,7 @@ def _check_room(unit: Unit, flash: int) -> None:
         raise PlanError(what, where=target.name, hint=hint)
 
 
-@dataclass(frozen=True)
-class _CompileRequest:
+class _CompileRequest(Record):
     """Arguments of the stages from a partition to a program."""
 
     target: Target
@@ -524,8 +522,7 @@ def _shared_arena(unit: Unit, name: str | None) -> str | None:
     return name
 
 
-@dataclass(frozen=True)
-class _ProgramPlan:
+class _ProgramPlan(Record):
     """The stages from a partition to a program, done."""
 
     assignment: Assignment

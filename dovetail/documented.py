@@ -6,13 +6,14 @@ import ast
 import inspect
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
 from itertools import pairwise
 
+from dovetail.records import Record
 
-@dataclass(frozen=True)
-class Attribute:
+
+class Attribute(Record):
     """An attribute of a class, as its source describes it."""
 
     name: str

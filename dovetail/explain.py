@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from dovetail.ir.graph import Graph
 from dovetail.kernels import core_traits
 from dovetail.names import names
 from dovetail.program.ir import Call, Program
+from dovetail.records import Record, field
 from dovetail.schedule.assign import Assignment, assign
 from dovetail.schedule.joint import side_by_side
 from dovetail.schedule.layout import choose_layouts
@@ -26,8 +26,7 @@ from dovetail.schedule.stripe import StripedNetwork
 from dovetail.target import Target
 
 
-@dataclass(frozen=True)
-class PlacementReport:
+class PlacementReport(Record):
     """A network that has been placed."""
 
     graph: Graph

@@ -7,7 +7,7 @@ Memories, the DMA and the core by their fields; and, where a target is made by a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from itertools import product
@@ -16,6 +16,7 @@ from typing import Any
 
 from dovetail.documented import document
 from dovetail.errors import DovetailError, TargetError
+from dovetail.records import Record
 from dovetail.target.description import Recipe, Target, with_cores
 
 Value = int | float | bool
@@ -45,8 +46,7 @@ _OF_DMA, _OF_ENGINES = ("bytes_per_cycle", "setup_cycles"), ("pj_per_mac", "pj_p
 _MULTIPLES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(Record):
     """A number of a target that `--set` may change."""
 
     name: str
@@ -218,8 +218,7 @@ MOST_POINTS = 4096
 """Points of a sweep."""
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
+class Axis(Record):
     """A field and the values it takes."""
 
     field: Field

@@ -8,11 +8,11 @@ are an error.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 from dovetail.documented import document
 from dovetail.errors import ModelError
+from dovetail.records import Record
 
 
 class Kind(StrEnum):
@@ -41,8 +41,7 @@ class Kind(StrEnum):
         return "warning" if self in (Kind.ASSUMED, Kind.APPROXIMATE, Kind.LEFT_OUT) else "note"
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(Record):
     """A remark of the compiler for its user."""
 
     kind: Kind

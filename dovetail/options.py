@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 from dovetail.documented import document
 from dovetail.errors import DovetailError, ModelError
 from dovetail.notes import Tell, silent
+from dovetail.records import Record
 
 if TYPE_CHECKING:
     from dovetail.codegen.emit.weights import Weights
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
     from dovetail.kernels import Optimize
 
 
-@dataclass(frozen=True)
-class Flag:
+class Flag(Record):
     """Form of a dataclass field on the command line."""
 
     help: str

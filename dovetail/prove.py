@@ -7,7 +7,7 @@ many parts as the memory of values has room for.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from dovetail.ir.operators.arithmetic import Add
 from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.operators import combined, known_operators
+from dovetail.records import Record
 from dovetail.run import (
     ProjectBuild,
     RunResult,
@@ -44,8 +45,7 @@ _NUDGES = 10
 """In how many ways floats are moved by so much to see which results hang on it."""
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(Record):
     """The first difference between values of a run and of the graph."""
 
     value: str

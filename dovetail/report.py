@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from dovetail.bounds import NOTHING, Bound, layer_bounds, model_bound
@@ -37,6 +37,7 @@ from dovetail.errors import visible
 from dovetail.names import names
 from dovetail.notes import Kind, Note
 from dovetail.program.ir import CORE, core_queue
+from dovetail.records import Record, field
 from dovetail.schedule.layout import Conversion
 from dovetail.sim.stretches import busy as busy
 from dovetail.sim.stretches import jobs_of
@@ -55,8 +56,7 @@ Span = tuple[int, int]
 """Start and end, in cycles."""
 
 
-@dataclass(frozen=True, slots=True)
-class CoreUse:
+class CoreUse(Record):
     """Work of one core. On the host only planned figures are there, and there are no layers."""
 
     name: str
@@ -106,8 +106,7 @@ SCHEMA = 1
 """Version of the JSON. It grows when a field is removed or changes its meaning, not when one is added."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReportLayer:
+class ReportLayer(Record):
     """Costs of a layer: operators that one engine, or the core, computes together."""
 
     name: str
@@ -158,8 +157,7 @@ class ReportLayer:
         return self.macs / cycles if cycles and self.macs else None
 
 
-@dataclass(frozen=True, slots=True)
-class ReportActivity:
+class ReportActivity(Record):
     """A bar of the timeline, in cycles since the start of the inference."""
 
     start: int
@@ -170,8 +168,7 @@ class ReportActivity:
     """Description for people."""
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
+class Totals(Record):
     """Cycles and instructions of one whole inference."""
 
     instructions: int | None
@@ -180,8 +177,7 @@ class Totals:
     """"total": from first to last instruction; "core": not asleep; every engine and the DMA: busy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(Record):
     """The costs of a run; `to_json` is the documented form."""
 
     schema: int

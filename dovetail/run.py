@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from dovetail.folders import PREFILL
 from dovetail.ir.layout import from_bytes, from_notation, to_bytes
 from dovetail.ir.types import Array, TensorType
 from dovetail.names import names
+from dovetail.records import Record
 from dovetail.sim.device import DeviceSpec, guarded, target_devices
 from dovetail.sim.line import Board
 from dovetail.sim.protocol import InferenceResult, SimulationResult
@@ -39,8 +40,7 @@ BOARD = "board"
 """Stands in place of the simulator's name for a run on a board."""
 
 
-@dataclass(frozen=True)
-class Waves:
+class Waves(Record):
     """Signals of an engine in Verilog, written to a file."""
 
     file: Path
@@ -49,8 +49,7 @@ class Waves:
     """Number of cycles written, of those in which the engine has work."""
 
 
-@dataclass(frozen=True)
-class Watchdog:
+class Watchdog(Record):
     """Limits of a run, and the file for register accesses of devices."""
 
     instructions: int
@@ -61,8 +60,7 @@ class Watchdog:
     """A file for each device, `NUMBER.accesses` (dovetail/sim/device.py)."""
 
 
-@dataclass(frozen=True)
-class ProjectBuild:
+class ProjectBuild(Record):
     """An emitted project on disk."""
 
     folder: Path
@@ -73,8 +71,7 @@ class ProjectBuild:
     """Target of the compilation."""
 
 
-@dataclass(frozen=True)
-class RunResult:
+class RunResult(Record):
     """Outputs of a build's run, and its costs."""
 
     build: ProjectBuild

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,10 @@ from dovetail.options import Options
 from dovetail.quantize import quantize
 from dovetail.read import load_model, own_rounding
 from dovetail.read.values import STAND_IN
+from dovetail.records import Record
 
 
-@dataclass(frozen=True)
-class ModelSurvey:
+class ModelSurvey(Record):
     """A model file, looked at."""
 
     name: str

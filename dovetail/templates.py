@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 
+from dovetail.records import Record
 
-@dataclass(frozen=True)
-class Template:
+
+class Template(Record, dict=True):
     """A template in a package."""
 
     package: str

@@ -28,6 +28,7 @@ from typing import Any
 from markdown_it import MarkdownIt
 
 from dovetail.documented import Attribute, attributes_of, constants_of, summary_of
+from dovetail.records import Record
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "reference"
@@ -218,7 +219,7 @@ def described(entry: Entry) -> Iterator[str]:
     elif isinstance(value, Attribute):
         yield from (f"`{entry.name}{f': {value.type}' if value.type else ''}`", "")
     else:
-        bases = [base.__name__ for base in value.__bases__ if base.__module__.startswith("dovetail")]
+        bases = [one.__name__ for one in value.__bases__ if one.__module__.startswith("dovetail") and one is not Record]
         yield from (f"{kind_of(entry).capitalize()}{f', a kind of `{bases[0]}`' if bases else ''}.", "")
     yield from paragraphs(entry.text)
     if isinstance(value, type):

@@ -25,6 +25,7 @@ LEANS = {
 CORE = (
     *(
         "version",
+        "records",
         "names",
         "documented",
         "errors",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +14,7 @@ from dovetail.folders import MANIFEST
 from dovetail.ir.types import DType
 from dovetail.kernels import Optimize
 from dovetail.notes import Note
+from dovetail.records import Record
 from dovetail.schedule.layout import Conversion
 from dovetail.target.engine import Macs
 
@@ -44,7 +44,7 @@ class TensorPort(msgspec.Struct, frozen=True, kw_only=True):
         return _TYPES[self.dtype]
 
 
-class BuildPort(TensorPort, frozen=True, kw_only=True):
+class BuildPort(TensorPort, kw_only=True, frozen=True):
     """An input or output of a build, and where its bytes lie."""
 
     symbol: str
@@ -100,8 +100,7 @@ class LayerWork(msgspec.Struct, frozen=True):
     """Cycles of the core for a layer on an engine, by estimate."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryUse:
+class MemoryUse(Record):
     """Bytes of one memory that activations and tiles need."""
 
     size: Count

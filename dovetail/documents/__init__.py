@@ -25,7 +25,7 @@ With `rows: 0` in line 7 of the file that raises `PlanError`:
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -37,6 +37,7 @@ from dovetail.documents.lines import TextFault, ValuePath, line_of, parse_text
 from dovetail.documents.lines import TextForm as TextForm
 from dovetail.documents.wording import in_words, kind_at, name_kind_at, names_of, record_at, shown
 from dovetail.errors import DovetailError
+from dovetail.records import Record
 
 T = TypeVar("T")
 MOST_BYTES = 1 << 20
@@ -44,8 +45,7 @@ MOST_BYTES = 1 << 20
 _PLAIN_NAME = re.compile(r"[\w-]+")
 
 
-@dataclass(frozen=True)
-class Document(Generic[T]):
+class Document(Record, Generic[T]):
     """A record that was read from a text, and how errors about its values are made."""
 
     value: T

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from dovetail.documented import document
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.types import Array, DType
+from dovetail.records import Record
 
 
-@dataclass(frozen=True)
-class Steps:
+class Steps(Record):
     """Scale and zero point of integers: real = scale * (integer - zero_point), in float32."""
 
     scale: float

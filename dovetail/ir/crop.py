@@ -15,10 +15,10 @@ from dovetail.ir.graph import Graph, Node, prune, renamed
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.movement import Slice
 from dovetail.ir.types import Array, Box, Shape, TensorType, box_shape, box_slices, frozen, full_box
+from dovetail.records import Record
 
 
-@dataclass(frozen=True)
-class NodeCrop:
+class NodeCrop(Record):
     """A node cut to a box of its result."""
 
     node: Node
@@ -78,8 +78,7 @@ def parts(
     return found, boxes
 
 
-@dataclass(frozen=True)
-class Tile:
+class Tile(Record):
     """A region cut to part of its result."""
 
     graph: Graph

@@ -8,7 +8,7 @@ layer's bias, and then it is dead as well. Channels run along the last axis of a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -19,6 +19,7 @@ from dovetail.ir.operators.linear import Linear
 from dovetail.ir.operators.movement import Reshape
 from dovetail.ir.pattern import Occurrence, apply, constant, occurrence, operand, rest
 from dovetail.ir.types import Array, Box, DType, TensorType, frozen, full_box
+from dovetail.records import Record
 
 _X, _WEIGHTS = operand("x"), constant("weights")
 _LAYER = apply(Linear, _X, _WEIGHTS, rest("bias", known=True))
@@ -233,8 +234,7 @@ def _cut(graph: Graph, kept: Mapping[str, Array]) -> Graph:
     return prune(replace(graph, nodes=tuple(nodes), types=types, constants=constants))
 
 
-@dataclass(frozen=True)
-class _ConstantChannels:
+class _ConstantChannels(Record):
     """Channels of a value that are constant, whatever the input is."""
 
     known: Array

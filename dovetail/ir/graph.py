@@ -11,13 +11,13 @@ from dovetail.documented import document
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.movement import Reshape
 from dovetail.ir.types import Array, DType, TensorType, frozen
+from dovetail.records import Record
 
 OperatorT = TypeVar("OperatorT", bound=Operator)
 AnswerT = TypeVar("AnswerT")
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(Record):
     """An operator, the names of the values it reads, and the name of its result."""
 
     operator: Operator

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import prod
@@ -30,6 +29,7 @@ import numpy as np
 
 from dovetail.documented import document
 from dovetail.ir.types import Array, Box, DType, Shape, TensorType, dense_steps
+from dovetail.records import Record
 
 Dimension = tuple[int, int]
 """A physical dimension: logical axis, and step along it."""
@@ -41,8 +41,7 @@ FIELDS = {4: 2, 2: 4}
 """Elements that share a byte, by the bits of one."""
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(Record, dict=True):
     """An order of physical dimensions.
 
     Raises:

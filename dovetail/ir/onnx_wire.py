@@ -7,12 +7,12 @@ Of a model the graph is field 7, its initializers 5, a tensor's dims, type, name
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
 from dovetail.ir.types import Array
+from dovetail.records import Record
 
 _GRAPH, _INITIALIZER, _DIMS, _TYPE, _NAME, _RAW = 7, 5, 1, 2, 8, 9
 _LARGE = 1 << 16
@@ -22,8 +22,7 @@ _TYPES = {1: "<f4", 2: "u1", 3: "i1", 4: "<u2", 5: "<i2", 6: "<i4", 7: "<i8", 11
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
-@dataclass(frozen=True)
-class _MessageField:
+class _MessageField(Record):
     """A field of a message, by places in its bytes."""
 
     number: int

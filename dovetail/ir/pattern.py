@@ -18,12 +18,12 @@ from typing import Any, Generic, Protocol, TypeVar, overload
 from dovetail.ir.graph import Node
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.types import Array, TensorType
+from dovetail.records import Record
 
 OperatorT = TypeVar("OperatorT", bound=Operator)
 
 
-@dataclass(frozen=True, eq=False)
-class Leaf:
+class Leaf(Record, eq=False):
     """A value the pattern reads: any value, or only one known at compile time."""
 
     name: str
@@ -34,8 +34,7 @@ class Leaf:
     """Whether it stands for all operands that are left, perhaps none."""
 
 
-@dataclass(frozen=True, eq=False)
-class Apply(Generic[OperatorT]):
+class Apply(Record, Generic[OperatorT], eq=False):
     """An operator applied to patterns."""
 
     kinds: tuple[type[OperatorT], ...]
@@ -230,8 +229,7 @@ class Occurrence:
         return self.nodes[part].inputs[len(part.inputs) - 1 :]
 
 
-@dataclass(frozen=True)
-class Mismatch:
+class Mismatch(Record):
     """Why a pattern is not there, and how many of its operators were."""
 
     sentence: str

@@ -8,7 +8,7 @@ exceeds, requantisations to the same scale and zero point.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -18,6 +18,7 @@ from dovetail.ir.operators.base import Operator
 from dovetail.ir.pattern import apply
 from dovetail.ir.rules import Draft, Rule, RuleMatch, run
 from dovetail.ir.types import DType
+from dovetail.records import Record
 
 _STORED_BITS = 16
 """Bits of the widest integers networks store."""
@@ -27,8 +28,7 @@ _LONGEST = 4
 """Operators in such a chain."""
 
 
-@dataclass(frozen=True)
-class DeduplicatedGraph:
+class DeduplicatedGraph(Record):
     """A graph without what is computed twice or changes nothing."""
 
     graph: Graph

@@ -26,6 +26,7 @@ from dovetail.ir.graph import Graph, Node, prune, renamed
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.pattern import Apply, Occurrence, Pattern, occurrence
 from dovetail.ir.types import Array, DType, TensorType, frozen
+from dovetail.records import Record
 
 MARK = "\x00"
 """Separates a value's model name from a counter while rewrites run; never left in a result."""
@@ -177,8 +178,7 @@ class RuleMatch(Occurrence):
         return self.draft.constant(array, dtype, self.value(like) if like else self.root.output)
 
 
-@dataclass(frozen=True)
-class Left:
+class Left(Record):
     """A replacement's answer where a place stays as it is."""
 
     sentence: str
@@ -190,8 +190,7 @@ Condition = Predicate | tuple[str | Callable[[RuleMatch], str], Predicate]
 """Condition on a match; with a sentence in front, or what gives one, if a user is told where it does not."""
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(Record):
     """A rewrite as data."""
 
     pattern: Apply[Any]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dovetail.documented import document
+from dovetail.records import Record
 
 Array = NDArray[Any]
 """Any numpy array."""
@@ -111,8 +111,7 @@ _BY_TEXT = {dtype.text: dtype for dtype in DType}
 _BY_NUMPY = {dtype.numpy: dtype for dtype in DType if dtype.bits >= 8}
 
 
-@dataclass(frozen=True)
-class TensorType:
+class TensorType(Record):
     """Shape and element type of a value."""
 
     shape: Shape

@@ -4,7 +4,6 @@ there are, which is taken, how often the parts of its loops run, and the C."""
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
 
@@ -46,7 +45,6 @@ def _made(names: Sequence[str]) -> str:
     return f'__asm__ volatile("" : {operands} : : "memory");'
 
 
-@dataclass(frozen=True)
 class _ConvolutionKernel(SumNest):
     """One convolution kernel being written."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from dovetail.ir.operators.linear import DepthwiseConv2d
 from dovetail.kernels.c import Lines, atom, block, channel_lanes, loop, product, times, total
@@ -16,6 +15,7 @@ from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.sums import Added, SumNest, looked_up, products_of, sums_of
 from dovetail.kernels.vectors import channels_of
 from dovetail.kernels.window import COLUMN, ONE_PIXEL, ROW, WindowGeometry, pixel_loops
+from dovetail.records import Record
 
 _PIXELS = 5
 """Most output columns computed together."""
@@ -27,8 +27,7 @@ _MOST_PRODUCTS = 40
 """Products written out per kernel row; wider kernels compute fewer columns together."""
 
 
-@dataclass(frozen=True)
-class ColumnGroup:
+class ColumnGroup(Record):
     """Output columns computed together."""
 
     start: int
@@ -123,7 +122,6 @@ def _stretch(first: ColumnGroup, stop: int, last: int | None, statement: str) ->
     return lines if last is None else [*lines, *loop("column", last + 1, [statement], start=last)]
 
 
-@dataclass(frozen=True)
 class _DepthwiseKernel(SumNest):
     """One depthwise kernel being written."""
 

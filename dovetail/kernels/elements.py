@@ -4,7 +4,6 @@ strides of what is read and written allow."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from dovetail.ir.types import Box, Shape, dense_steps
 from dovetail.kernels.c import (
@@ -22,6 +21,7 @@ from dovetail.kernels.c import (
 from dovetail.kernels.epilogue import finish
 from dovetail.kernels.kernel import Expression, Index, KernelWriter
 from dovetail.kernels.scope import KernelScope
+from dovetail.records import Record
 
 Places = Sequence[str]
 """C texts of a place along each axis."""
@@ -79,8 +79,7 @@ row_major = dense_steps
 """The strides, in elements, of a dense array."""
 
 
-@dataclass(frozen=True)
-class Walk:
+class Walk(Record):
     """How an array is walked while a box of the result is computed."""
 
     strides: tuple[int, ...]

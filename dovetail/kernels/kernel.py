@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
 from typing import Protocol
 
 from dovetail.errors import TargetError
 from dovetail.ir.types import Array, DType, Shape
 from dovetail.kernels.c import Lines
 from dovetail.kernels.helpers import HELPERS
+from dovetail.records import Record, field
 from dovetail.target.chip import Core, CoreInstruction, PairBlocks, Streams, VectorUnit
 from dovetail.target.costs import kernel_cycles
 from dovetail.target.pattern import Choice, Knob, Space
@@ -38,8 +40,7 @@ def refuse(condition: object, why: str) -> None:
         raise UnsupportedRegion(why)
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(Record):
     """One pointer parameter of a kernel's C function."""
 
     name: str
@@ -60,8 +61,7 @@ class Parameter:
         return f"{const}{self.c_type} *{restrict}{self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class ConstantBlock:
+class ConstantBlock(Record):
     """A const struct for each layer, which tells a function that layers share which of them it computes."""
 
     c_type: str
@@ -90,8 +90,7 @@ class ConstantBlock:
         return (*pointers, *(f".{name} = {value}" for name, value in self.numbers.items()))
 
 
-@dataclass(frozen=True, slots=True)
-class CoreKernel:
+class CoreKernel(Record):
     """A region of the integer graph as one C99 function.
 
     The function is `static void name(OUT *restrict output, const A *restrict input, ..., const W *restrict weights,
@@ -133,8 +132,7 @@ class CoreKernel:
         return (*self.parameters, *(self.block.members if self.block else ()))
 
 
-@dataclass(frozen=True, slots=True)
-class KernelWriter:
+class KernelWriter(Record):
     """Writes one region's kernel."""
 
     write: Callable[[str], Lines] | None
@@ -176,8 +174,7 @@ Index = Callable[[Shape], str]
 """C text of the flat index, at the present place of the result, into an operand of a shape that broadcasts to it."""
 
 
-@dataclass(frozen=True)
-class Expression:
+class Expression(Record):
     """A C expression whose value is known to lie in [low, high]; floats have no range."""
 
     text: str
@@ -224,9 +221,9 @@ class CoreTraits:
     joined: int = 0
     """Instructions up to which compilers for it make several turns of a loop one, where nothing in it keeps them from
     that; 0 where they leave loops as they are."""
-    plain: Mapping[str, float] | None = field(default=None, hash=False)
+    plain: Mapping[str, float] | None = dataclass_field(default=None, hash=False)
     """Cycles of each part of kernels without instructions of its own; None: those are taken wherever they are found."""
-    rates: Mapping[str, float] | None = field(default=None, hash=False)
+    rates: Mapping[str, float] | None = dataclass_field(default=None, hash=False)
     """The same of kernels as the core has them; None where nobody measured: own instructions are then counted."""
     aligned: int = 0
     """Cycles of a store where words must begin at multiples of their size; 0 where they need not."""
@@ -249,8 +246,7 @@ PIXELS, CHANNELS, UNROLL = "pixels", "channels", "unroll"
 """Names of the knobs of a block of sums in registers."""
 
 
-@dataclass(frozen=True)
-class KernelChoices:
+class KernelChoices(Record):
     """The knobs of a kernel."""
 
     space: Space = field(default_factory=lambda: Space(()))

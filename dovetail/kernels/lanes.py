@@ -6,7 +6,7 @@ and padding included. The taps of a pixel then are one run, and those of the nex
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -43,7 +43,6 @@ def lanes_loops(scope: KernelScope) -> LaneProducts:
     return nest
 
 
-@dataclass(frozen=True)
 class LaneProducts(SumNest):
     """One kernel being written."""
 

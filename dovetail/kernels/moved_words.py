@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, groupby, product
 from math import gcd, lcm
 from typing import NamedTuple
 
 from dovetail.kernels.c import Lines, block, indent, loop
 from dovetail.kernels.window import Pair, WindowGeometry
+from dovetail.records import Record
 
 TYPES = {"moved_word": "uint32_t", "moved_half": "uint16_t"}
 """Names that the statements give to types, which alias any other."""
@@ -64,8 +65,7 @@ def _shifted(word: int, up: int) -> str:
     return f"w{word}" if up == 0 else f"(w{word} {'<<' if up > 0 else '>>'} {8 * abs(up)})"
 
 
-@dataclass(frozen=True)
-class ByteRow:
+class ByteRow(Record):
     """A row of bytes that come from elsewhere in groups, which lie alike in words."""
 
     group: tuple[int, ...]
@@ -183,8 +183,7 @@ def _in_turns(variable: str, first: Lines, rest: Lines, turns: int) -> Lines:
     return block(f"for (int32_t {variable} = 0;; ++{variable})", [*first, *stop, *rest])
 
 
-@dataclass(frozen=True)
-class MovedRows:
+class MovedRows(Record):
     """Rows of bytes from an array that begins with a word to another, of which every few lie alike in words."""
 
     kinds: tuple[ByteRow, ...]

@@ -10,7 +10,6 @@ a column is widened once for all pixels and channels that read it. Blocks of pix
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -37,6 +36,7 @@ from dovetail.kernels.registry import family_of
 from dovetail.kernels.scope import KernelScope, split
 from dovetail.kernels.sums import EndFunction, Extra, RaisedNest, end_function, padded, products_of, raised_end, sums_of
 from dovetail.kernels.window import COLUMN, ROW, WindowGeometry
+from dovetail.records import Record
 from dovetail.target.chip import CoreInstruction, PairBlock, PairBlocks
 from dovetail.target.pattern import Knob
 
@@ -143,8 +143,7 @@ def unrollings(steps: int, room: int, most: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys((first, *others)))
 
 
-@dataclass(frozen=True)
-class Columns:
+class Columns(Record):
     """How the columns of a patch lie."""
 
     window: WindowGeometry
@@ -185,7 +184,6 @@ class Columns:
         return self.taps * self.window.kernel[COLUMN] % 2
 
 
-@dataclass(frozen=True)
 class Patches(RaisedNest):
     """One kernel being written."""
 

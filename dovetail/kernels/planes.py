@@ -10,7 +10,7 @@ right of it half of the first and the pair (1, 2).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -23,6 +23,7 @@ from dovetail.kernels.scheduled.knobs import call_of, extents, is_product, stagi
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.sums import RaisedNest, products_of, raised_end, sums_of
 from dovetail.kernels.window import COLUMN, ROW, anchored
+from dovetail.records import Record
 from dovetail.target.chip import CoreInstruction
 
 _CHANNELS = 4
@@ -37,8 +38,7 @@ Halves = tuple[int | None, int | None]
 """The tap, if any, for the low and the high half of a register."""
 
 
-@dataclass(frozen=True)
-class Pairs:
+class Pairs(Record):
     """The instructions of a core that multiplies two pairs of int8, each in half of a 32-bit register."""
 
     load: CoreInstruction
@@ -87,8 +87,7 @@ def planes_of(scope: KernelScope) -> Planes:
     return nest
 
 
-@dataclass(frozen=True)
-class _SumEnd:
+class _SumEnd(Record):
     """The epilogue of a sum."""
 
     lines: Lines
@@ -100,7 +99,6 @@ class _SumEnd:
     """Whether it reads others at the place of the element."""
 
 
-@dataclass(frozen=True)
 class Planes(RaisedNest):
     """One kernel being written."""
 

@@ -10,10 +10,10 @@ left, it carries into the value from the step on.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
+from msgspec.structs import asdict
 
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.arithmetic import Offset, Quantize, Requantize
@@ -28,6 +28,7 @@ from dovetail.kernels.kernel import KernelWriter
 from dovetail.kernels.registry import ENDINGS, kernel
 from dovetail.kernels.requantise import fixed_point_call
 from dovetail.kernels.scope import REQUANTISED, KernelScope
+from dovetail.records import Record
 from dovetail.target.pattern import Match, Pattern, apply, constant, operand
 
 _BYTES = (DType.INT8, DType.UINT8)
@@ -115,7 +116,7 @@ def _rectified(scope: KernelScope) -> Lines | None:
     rows, source = kind.elements // channels, scope.input(match.values["x"])
     names = {
         stem: scope.constant(match.nodes["requantize"].output, stem, np.broadcast_to(array, channels))
-        for stem, array in vars(numbers).items()
+        for stem, array in asdict(numbers).items()
     }
     stored, turn = c_type(match.result.dtype), channel_lanes(rows, _TURN)
     one = code(f"""
@@ -225,8 +226,7 @@ def line_of_bytes(scope: KernelScope, line: SumChain) -> LinearSum | None:
     return linear if fits else None
 
 
-@dataclass(frozen=True)
-class QuantisationTable:
+class QuantisationTable(Record):
     """The tables that quantise floats."""
 
     starts: Array

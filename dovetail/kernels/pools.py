@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, Pool2d, ReduceKind, SumPool2d
@@ -22,7 +21,6 @@ _MOST_BYTES = 256
 """Bytes whose sum 16 bits hold, and 65536 times it, 256 times another and a third one 32 bits together."""
 
 
-@dataclass(frozen=True)
 class PoolNest(Nest):
     """The nest of a pool."""
 

@@ -7,7 +7,6 @@ product.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,6 +26,7 @@ from dovetail.kernels.elements import Computed, Places, place_in, write_elements
 from dovetail.kernels.kernel import INT32, Expression, KernelWriter, UnsupportedRegion, refuse
 from dovetail.kernels.registry import kernel
 from dovetail.kernels.scope import KernelScope
+from dovetail.records import Record
 
 _SIGMOIDS, _TANGENTS = 192, 256
 """Segments on each side of 0: all that three times an int16 reaches in steps of 512, and in steps of 256 all before the
@@ -130,8 +130,7 @@ def segments() -> Mapping[str, Array]:
     return {stem: array.astype(np.int32 if "starts" in stem else np.uint16) for stem, array in arrays.items()}
 
 
-@dataclass(frozen=True)
-class _FixedLayer:
+class _FixedLayer(Record):
     """The C names of a layer's constants, those of both curves among them."""
 
     names: Mapping[str, str]
@@ -235,7 +234,6 @@ def _fixed_constants(scope: KernelScope, operator: FixedLstm) -> dict[str, Array
     return {**arrays, "factors": np.array(doubled, np.uint32), "offsets": np.concatenate(offsets, axis=1)}
 
 
-@dataclass(frozen=True)
 class _GatedLayer(_FixedLayer):
     """A GRU or plain layer of integers."""
 
@@ -314,8 +312,7 @@ _CURVES = {
 _OPERANDS = ("input", "weights", "recurrent", "bias", "memory", "peepholes")
 
 
-@dataclass(frozen=True)
-class _FloatLayer:
+class _FloatLayer(Record):
     operator: Recurrent
     names: Mapping[str, str]
     """C names of the operands."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dovetail.ir.graph import Graph, Node
@@ -18,14 +17,14 @@ from dovetail.kernels.kernel import (
     UnsupportedRegion,
 )
 from dovetail.kernels.scope import KernelScope
+from dovetail.records import Record
 
 T = TypeVar("T")
 Family = Callable[[KernelScope, Any], KernelWriter]
 """From a region and its anchor's operator; raises Unsupported where there is no kernel."""
 
 
-@dataclass(frozen=True)
-class InstructedWay:
+class InstructedWay(Record):
     """A way to write a kernel with the core's own instructions."""
 
     plan: Callable[[KernelScope], InstructedLoops]
@@ -34,8 +33,7 @@ class InstructedWay:
     """Whether users are told why it is not taken."""
 
 
-@dataclass(frozen=True)
-class KernelTraits:
+class KernelTraits(Record):
     """Further facts about the kernels of an anchor."""
 
     windowed: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 
@@ -40,6 +40,7 @@ from dovetail.kernels.registry import kernel
 from dovetail.kernels.scheduled.knobs import call_of, extents, is_product
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.sums import MULTIPLY_ADD
+from dovetail.records import Record
 from dovetail.target.chip import CoreInstruction
 
 _WRITTEN_OUT = 16
@@ -70,8 +71,7 @@ def _write_row(scope: KernelScope, operator: WriteRow) -> KernelWriter:
     return scope.writer(body)
 
 
-@dataclass(frozen=True)
-class _Weighting:
+class _Weighting(Record):
     """How scores become weights, and weighted sums elements of the result; `{n}` in a text is the number of a head
     among those that are computed together."""
 
@@ -115,8 +115,7 @@ def _limits(live: str, places: int) -> Lines:
     )
 
 
-@dataclass(frozen=True)
-class _AttentionWriter:
+class _AttentionWriter(Record, dict=True):
     """A kernel of attention being written: heads that read the same keys are computed together, from the first live
     place to the last."""
 

@@ -9,7 +9,6 @@ The description is of a nest of loops over pixels, output channels, taps and dep
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -25,6 +24,7 @@ from dovetail.kernels.epilogue import element
 from dovetail.kernels.kernel import RAISED, SHARING, Expression, Index, Turns, accumulate_type, refuse
 from dovetail.kernels.scope import REQUANTISED, KernelScope
 from dovetail.kernels.window import Nest, Number, WindowGeometry, anchored, window_of
+from dovetail.records import Record
 from dovetail.target.pattern import Match, match_pattern
 
 ACTIVATIONS = (*SHARING, DType.INT8, DType.UINT8, DType.INT16)
@@ -36,8 +36,7 @@ Ended = Callable[[str, Index], tuple[Expression, int]]
 """From the C text of a sum and where it is: its value, and how many of the operators behind are computed with it."""
 
 
-@dataclass(frozen=True)
-class Products:
+class Products(Record):
     """The products of a layer: window, weights and zero points."""
 
     window: WindowGeometry
@@ -85,8 +84,7 @@ def _pixels(count: int, channels: int) -> WindowGeometry:
     return WindowGeometry(1, (1, count), channels, (1, count), (1, 1), (1, 1), (1, 1), (0, 0))
 
 
-@dataclass(frozen=True)
-class SumConstants:
+class SumConstants(Record):
     """The numbers of a sum of products: what the kernel's constants hold."""
 
     weights: Array
@@ -151,7 +149,6 @@ def sums_of(scope: KernelScope, products: Products) -> SumConstants:
     return SumConstants(stored, inside.astype(start), border.astype(start), pad_value, kind, reach, wraps, bits)
 
 
-@dataclass(frozen=True)
 class SumNest(Nest):
     """The nest of a sum of products."""
 
@@ -242,8 +239,7 @@ _KINDS = {"at_position": "position", "at_channel": "channel", "0": "one"}
 _PROMOTED = {held: held for held in ("int64_t", "uint32_t", "float")}
 
 
-@dataclass(frozen=True)
-class Extra:
+class Extra(Record):
     """An array the end reads."""
 
     name: str
@@ -251,8 +247,7 @@ class Extra:
     """"channel": an element per output channel; "position": per element of the result; "one": one element."""
 
 
-@dataclass(frozen=True)
-class EndFunction:
+class EndFunction(Record):
     """The function."""
 
     c_type: str
@@ -301,7 +296,6 @@ def raised_end(scope: KernelScope, sums: SumConstants) -> RaisedSum | None:
     return raised_sum(operator, limits, match.array("multiplier"), match.array("shift"), sums.inside, sums.weights)
 
 
-@dataclass(frozen=True)
 class RaisedNest(SumNest):
     """The nest of a sum of products of which the weights lie as 16 bits."""
 

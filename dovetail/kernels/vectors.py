@@ -9,7 +9,7 @@ stack, column by column, each tap is a vector at a fixed place.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -34,6 +34,7 @@ from dovetail.kernels.requantise import is_rectified
 from dovetail.kernels.scope import REQUANTISED, KernelScope
 from dovetail.kernels.sums import EndFunction, Products, SumConstants, end_function, products_of, sums_of
 from dovetail.kernels.window import COLUMN, ROW, WindowGeometry
+from dovetail.records import Record
 from dovetail.target.chip import VECTOR_BYTES, VECTOR_CHANNELS, VectorColumns, VectorEnd, VectorProducts, VectorUnit
 from dovetail.target.pattern import Match, match_pattern
 
@@ -44,8 +45,7 @@ ORDER = (*range(0, VECTOR_CHANNELS, 2), *range(1, VECTOR_CHANNELS, 2))
 """Channels in the order their sums lie: narrowed, they come out in order."""
 
 
-@dataclass(frozen=True)
-class VectorFunctions:
+class VectorFunctions(Record):
     """The unit's functions in C: each body under the unit's condition, and what it means for any other compiler."""
 
     unit: VectorUnit
@@ -120,8 +120,7 @@ class VectorFunctions:
         return self._written("Bytes that do not overlap.", head, self.unit.copy, meaning)
 
 
-@dataclass(frozen=True)
-class _Ending:
+class _Ending(Record):
     """How sums become bytes."""
 
     multiplier: Array
@@ -133,8 +132,7 @@ class _Ending:
     """Factors of both and offset, as `add_bytes` takes them."""
 
 
-@dataclass(frozen=True)
-class _VectorNest:
+class _VectorNest(Record):
     """A kernel being written."""
 
     scope: KernelScope
@@ -281,7 +279,6 @@ def _sums_of(scope: KernelScope, products: Products) -> SumConstants:
     return sums
 
 
-@dataclass(frozen=True)
 class VectorRows(_VectorNest):
     """A convolution or dense layer being written."""
 
@@ -473,7 +470,6 @@ def rows_of(scope: KernelScope) -> VectorRows:
     return nest
 
 
-@dataclass(frozen=True)
 class VectorChannels(_VectorNest):
     """A depthwise layer being written."""
 

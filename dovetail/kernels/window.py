@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 
 from dovetail.ir.operators.movement import Pad
@@ -26,6 +25,7 @@ from dovetail.kernels.c import (
 from dovetail.kernels.epilogue import finish
 from dovetail.kernels.kernel import BLOCK, Expression, Index, UnsupportedRegion, declarations, refuse
 from dovetail.kernels.scope import KernelScope
+from dovetail.records import Record
 
 Pair = tuple[int, int]
 Number = int | str
@@ -38,8 +38,7 @@ which read image, row and column where there are several."""
 ONE_PIXEL = "One output pixel, from the taps inside the image."
 
 
-@dataclass(frozen=True)
-class WindowGeometry:
+class WindowGeometry(Record):
     """How the outputs of a convolution or pool lie over their input."""
 
     batch: int
@@ -85,8 +84,7 @@ class WindowGeometry:
         return self.dilation[COLUMN] == 1 or self.kernel[COLUMN] == 1
 
 
-@dataclass(frozen=True)
-class Nest:
+class Nest(Record):
     """A window's loops as C text (or OpenCL's): pixels, taps inside the image, addresses and the end of a pixel.
 
     Sizes are numbers; where the scope is compact they are members of the layer's block, and names stand for all that

@@ -8,7 +8,7 @@ heads, so a launch gives the scores of all. The engine computes all places, live
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -22,6 +22,7 @@ from dovetail.ir.operators.movement import Concat, Reshape, Slice, Transpose
 from dovetail.ir.operators.sequence import AttentionEnd, AttentionWeights, FixedAttention, WriteRow
 from dovetail.ir.pattern import apply, occurrence, operand
 from dovetail.ir.types import Array, DType, Shape, TensorType
+from dovetail.records import Record
 
 _SHIFT = 128
 _TURN = Transpose((1, 0, 2))
@@ -30,8 +31,7 @@ _WRITTEN = apply(WriteRow, _OLD, _ROW, _PLACE)
 _ATTENTION = apply(FixedAttention, *map(operand, ("queries", "keys", "values", "live")))
 
 
-@dataclass(frozen=True)
-class _Written:
+class _Written(Record):
     """A state that one attention reads, and nothing else but what writes a row of it."""
 
     node: Node
@@ -41,8 +41,7 @@ class _Written:
     """Whether its places lie first."""
 
 
-@dataclass(frozen=True)
-class _CachedAttention:
+class _CachedAttention(Record):
     """An attention whose keys and values are such states."""
 
     operator: FixedAttention
@@ -126,8 +125,7 @@ _MOST_SCORES = 1 << 13
 """Scores that are computed at a time: they and their weights lie beside the caches."""
 
 
-@dataclass(frozen=True)
-class _Parts:
+class _Parts(Record):
     """A graph to which the nodes of an attention are added."""
 
     builder: GraphBuilder

@@ -4,7 +4,6 @@ product of two computed matrices where an engine reads bits that the core took a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -21,6 +20,7 @@ from dovetail.ir.pattern import apply, constant, occurrence, operand, rest
 from dovetail.ir.rules import Rule, RuleMatch, rewriting
 from dovetail.ir.types import DType, Shape
 from dovetail.legalize.requantisation import Accepts, accepted, scale_shifted
+from dovetail.records import Record
 
 _X, _WEIGHTS = operand("x"), constant("weights")
 _DENSE = apply(FullyConnected, _X, _WEIGHTS, rest("bias"))
@@ -110,8 +110,7 @@ def products_of_bits(pays: Accepts, packs: int) -> Callable[[Graph], Graph]:
     return rewriting(Rule(_PRODUCT, of_bits, (fits, accepted(pays, _PRODUCT))))
 
 
-@dataclass(frozen=True)
-class _Term:
+class _Term(Record):
     """Bytes of a left matrix: what counts `1 << raised` times as much as its value less the zero point."""
 
     value: str
@@ -154,8 +153,7 @@ def _matrices(at: RuleMatch, value: str, lead: Shape) -> list[str]:
     return [parts[number] for number in np.broadcast_to(numbers, lead).reshape(-1)]
 
 
-@dataclass(frozen=True)
-class _RightMatrix:
+class _RightMatrix(Record):
     """A right matrix as an engine reads it."""
 
     rows: str

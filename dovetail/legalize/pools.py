@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import frexp, prod
 from typing import Any, TypeAlias
 
@@ -29,6 +29,7 @@ from dovetail.ir.types import DType, TensorType, full_box
 from dovetail.legalize.bands import cut_chain, layer, layers_ahead
 from dovetail.legalize.requantisation import PARAMETERS, WEIGHTS, Accepts, accepted, scale_shifted
 from dovetail.legalize.spans import Spans, rows_of
+from dovetail.records import Record
 
 _WEIGHTS = (DType.INT2, DType.INT4, DType.INT8)
 _CORE = RequantisationLimits(20, 24)
@@ -81,8 +82,7 @@ def _unpadded(pool: SummingPool2d) -> bool:
     return not any(map(any, pool.padding))
 
 
-@dataclass(frozen=True)
-class _Mean:
+class _Mean(Record):
     """The mean of bytes, as the patterns of a pool, of what limits or requantises it, and of the whole."""
 
     pool: Apply[SummingPool2d]

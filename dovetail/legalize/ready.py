@@ -10,7 +10,7 @@ What each costs in accuracy: docs/quantisation.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -25,6 +25,7 @@ from dovetail.ir.requantisation.equal import HALVES, LimitedSums, equal_scales
 from dovetail.ir.rules import Left, Rule, RuleMatch, run
 from dovetail.ir.types import Array, DType
 from dovetail.legalize.requantisation import Accepts, accepted
+from dovetail.records import Record
 from dovetail.target.description import Rewrite
 from dovetail.target.pattern import Constraint, Match, one_of
 
@@ -34,8 +35,7 @@ _SCALED = apply(Requantize, _LAYER, _MULTIPLIER, _SHIFT)
 _LIMITED = apply(Clip, _SCALED)
 
 
-@dataclass(frozen=True)
-class Requantisation:
+class Requantisation(Record):
     """A way from a sum of products to its result: sum * multiplier * 2**(shift - 31), rounded."""
 
     name: str

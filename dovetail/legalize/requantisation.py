@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from dovetail.ir.pattern import Apply, Pattern, apply, maybe, operand, rest
 from dovetail.ir.requantisation.engine import RequantisationLimits, SumOffsets, with_product, without_product
 from dovetail.ir.rules import Condition, Left, Rule, RuleMatch, rewriting
 from dovetail.ir.types import Array, DType, TensorType
+from dovetail.records import Record
 
 Accepts = Callable[[Mapping[str, TensorType], Node], bool]
 """Whether the engine computes a linear node; told the types of all values."""
@@ -167,8 +167,7 @@ def split_bias(accepts: Accepts) -> Callable[[Graph], Graph]:
     )
 
 
-@dataclass(frozen=True)
-class ConverterLimits:
+class ConverterLimits(Record):
     """Limits of an analog array: its operands, its converter, and the scaling after it."""
 
     operand: tuple[int, int]

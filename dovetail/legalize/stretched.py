@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import gcd
 
 import numpy as np
@@ -15,6 +15,7 @@ from dovetail.ir.operators.movement import Concat, Pad, Pick, Reshape, Slice
 from dovetail.ir.pattern import Apply, apply, constant, maybe, operand, rest
 from dovetail.ir.rules import Rule, RuleMatch, rewriting
 from dovetail.ir.types import Array
+from dovetail.records import Record
 
 _IMAGE, _WEIGHTS, _BIAS = operand("image"), constant("weights"), rest("bias")
 _ZEROS = apply(Pad, apply(Reshape, _IMAGE), name="zeros")
@@ -24,8 +25,7 @@ _STRETCHED = apply(Conv2d, _BORDER, _WEIGHTS, _BIAS, having=lambda layer: layer.
 _PLAIN = apply(Conv2d, _IMAGE, _WEIGHTS, _BIAS, alone=True)
 
 
-@dataclass(frozen=True)
-class _AxisPhase:
+class _AxisPhase(Record):
     """The results t = stride * u + phase along an axis: taps and rows of the image that they read."""
 
     taps: tuple[int, ...]

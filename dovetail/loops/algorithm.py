@@ -33,6 +33,7 @@ from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Pad, Relayout
 from dovetail.ir.operators.reduction import MaxPool2d
 from dovetail.ir.types import Array, TensorType
+from dovetail.records import Record
 
 _MOST = 127
 _MOST_ROWS = 1
@@ -91,8 +92,7 @@ def digits(bias: Array, rows: int, block: int) -> Array:
     return values
 
 
-@dataclass(frozen=True)
-class Lanes:
+class Lanes(Record):
     """Elements computed together: `block` channels of each of `batch` images."""
 
     block: int
@@ -105,8 +105,7 @@ class Lanes:
         return -(-channels // self.block)
 
 
-@dataclass(frozen=True)
-class Algorithm:
+class Algorithm(Record):
     """Loops and what this region's sizes are."""
 
     text: str
@@ -115,8 +114,7 @@ class Algorithm:
     """Value of every size argument."""
 
 
-@dataclass(frozen=True)
-class _ArrayExtents:
+class _ArrayExtents(Record):
     """An array and its extents, as Exo expressions."""
 
     array: str
@@ -133,7 +131,7 @@ class _AlgorithmBuilder:
     depth: int
     most_shift: int
     multiplies: bool
-    image: _ArrayExtents = _ArrayExtents("x", "ICB", "IH", "IW")
+    image: _ArrayExtents = field(default_factory=lambda: _ArrayExtents("x", "ICB", "IH", "IW"))
     """The value that the next step reads."""
     sizes: dict[str, int] = field(default_factory=dict)
     offsets: set[str] = field(default_factory=set)

@@ -9,6 +9,7 @@ from typing import Any
 
 from dovetail.errors import TargetError
 from dovetail.loops.procedures import Procedure, exo, expression_text, is_a, statement_text, statements
+from dovetail.records import Record
 
 
 def index_value(expression: Any, values: Mapping[str, int]) -> int | None:
@@ -78,8 +79,7 @@ Pair = tuple[Any, Any]
 """A statement of a meaning and the one that stands in its place, as cursors."""
 
 
-@dataclass(frozen=True)
-class LoopMismatch:
+class LoopMismatch(Record):
     """Why an instruction is nowhere in a procedure."""
 
     sentence: str

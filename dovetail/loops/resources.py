@@ -10,10 +10,10 @@ import numpy as np
 
 from dovetail.errors import PlanError
 from dovetail.ir.types import Array
+from dovetail.records import Record
 
 
-@dataclass(frozen=True)
-class Demand:
+class Demand(Record):
     """The buffers that a schedule puts into one memory under one name."""
 
     name: str
@@ -91,8 +91,7 @@ def pools(memory: str, capacity: int, demands: list[Demand], most: int = 0) -> M
     return by_name
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(Record):
     """Entries of an engine's memory."""
 
     memory: str
@@ -103,8 +102,7 @@ class Span:
     """The entry after the last."""
 
 
-@dataclass(frozen=True)
-class Access:
+class Access(Record):
     """The entries one instruction reads and writes, and the queue it runs on."""
 
     queue: int

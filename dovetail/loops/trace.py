@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from dovetail.errors import TargetError
 from dovetail.ir.types import Box
 from dovetail.loops.matching import index_value, uncovered, unmet
 from dovetail.loops.procedures import Procedure, expression_text, is_a
+from dovetail.records import Record
 
 
-@dataclass(frozen=True)
-class Allocation:
+class Allocation(Record):
     """A buffer that exists from here to the matching `Release`."""
 
     buffer: int
@@ -26,16 +25,14 @@ class Allocation:
     """Elements along each dimension."""
 
 
-@dataclass(frozen=True)
-class Release:
+class Release(Record):
     """The end of a buffer's life."""
 
     buffer: int
     """The number of the buffer."""
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(Record):
     """A box of an argument or a buffer."""
 
     array: str
@@ -46,8 +43,7 @@ class Window:
     """Half-open interval per dimension of the array."""
 
 
-@dataclass(frozen=True)
-class Issue:
+class Issue(Record):
     """One instruction with its operands: windows, whole numbers, or the names of scalar arguments."""
 
     instruction: str

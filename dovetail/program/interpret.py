@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from dovetail.program.ir import (
     store,
     writes,
 )
+from dovetail.records import Record
 from dovetail.target.description import Target
 
 
@@ -78,8 +78,7 @@ def _require_equal(where: str, name: str, actual: Array, expected: Array) -> Non
         raise ProgramError(what, where=where, hint=hint)
 
 
-@dataclass(frozen=True)
-class LaunchRecord:
+class LaunchRecord(Record):
     """One launch as it happened."""
 
     index: int

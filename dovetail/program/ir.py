@@ -15,7 +15,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from typing import NewType, TypeAlias
@@ -26,6 +25,7 @@ from dovetail.ir.graph import Graph
 from dovetail.ir.layout import Layout, axis_offsets, check_part, field_numbers, from_field, physical_shape, stored_shape
 from dovetail.ir.types import Array, Box, DType, Shape, TensorType, box_shape, dense_steps, full_box
 from dovetail.program.series import Loop
+from dovetail.records import Record, field
 from dovetail.target.description import Target
 from dovetail.target.pattern import Match
 
@@ -61,8 +61,7 @@ class Role(enum.Enum):
     """Known at compile time; lies with the code."""
 
 
-@dataclass(frozen=True)
-class Buffer:
+class Buffer(Record):
     """A stretch of memory."""
 
     name: str
@@ -80,8 +79,7 @@ ValueName: TypeAlias = str
 """Name of a value of the network."""
 
 
-@dataclass(frozen=True)
-class View:
+class View(Record, dict=True):
     """A strided part of a buffer."""
 
     buffer: str
@@ -202,15 +200,13 @@ def dense_view(buffer: str, kind: TensorType, offset: int = 0, layout: Layout | 
     return View(buffer, kind, dense_strides(shape, kind.dtype), offset, layout)
 
 
-@dataclass(frozen=True)
-class Begin:
+class Begin(Record):
     """From here on the core works for this layer (an index into `Program.layers`)."""
 
     layer: int
 
 
-@dataclass(frozen=True)
-class Copy:
+class Copy(Record, dict=True):
     """A strided copy by the DMA, or by the core where there is none; from one layout to another if they differ.
 
     `destination` is `source` surrounded by `before`/`after` elements of `fill`. Where the source is the very part of
@@ -271,8 +267,7 @@ def around(inner: Box, shape: Shape) -> Iterator[Box]:
                 yield (*inner[:axis], span, *full_box(shape)[axis + 1 :])
 
 
-@dataclass(frozen=True)
-class Buffered:
+class Buffered(Record):
     """A place in an engine's own buffer."""
 
     place: range
@@ -281,8 +276,7 @@ class Buffered:
     """Whether a launch before has loaded the same there."""
 
 
-@dataclass(frozen=True)
-class LaunchStatement:
+class LaunchStatement(Record):
     """A start of an engine on one tile."""
 
     layer: int
@@ -312,8 +306,7 @@ class LaunchStatement:
         return self.match.graph
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(Record):
     """A kernel run by a core; all its values lie in one layout, densely. On core 0 it has finished when the next
     statement begins, on another one when it has been waited for."""
 
@@ -326,8 +319,7 @@ class Call:
     """Number of the core, from 0."""
 
 
-@dataclass(frozen=True)
-class Wait:
+class Wait(Record):
     """Hold a core, or an engine's list, until `queue` has finished the statement at index `statement` (and all before
     it)."""
 
@@ -348,8 +340,7 @@ class Wait:
 Statement: TypeAlias = Begin | Copy | LaunchStatement | Call | Wait
 
 
-@dataclass(frozen=True)
-class StateVariable:
+class StateVariable(Record):
     """A state: read before the one statement that replaces it, never shared with other buffers."""
 
     view: View
@@ -358,8 +349,7 @@ class StateVariable:
     """Contents before the first inference."""
 
 
-@dataclass(frozen=True)
-class Program:
+class Program(Record):
     """A whole network as statements over placed buffers."""
 
     name: str
@@ -382,8 +372,7 @@ class Program:
     """Stretches of the statements that repeat, in order (`loops.rolled`)."""
 
 
-@dataclass(frozen=True)
-class Move:
+class Move(Record):
     """Bytes brought to an engine's own copy of a memory, or back from it."""
 
     engine: str

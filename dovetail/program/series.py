@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TypeAlias
 
+from dovetail.records import Record
 
-@dataclass(frozen=True)
-class ByteAddress:
+
+class ByteAddress(Record):
     """A byte in a memory, or in a constant that the linker places."""
 
     base: str
@@ -21,8 +22,7 @@ class ByteAddress:
 Number: TypeAlias = int | ByteAddress
 
 
-@dataclass(frozen=True)
-class Series:
+class Series(Record):
     """A number in every turn of a loop."""
 
     first: Number
@@ -75,8 +75,7 @@ def _moved(number: Number, by: int) -> Number:
     return replace(number, offset=number.offset + by) if isinstance(number, ByteAddress) else number + by
 
 
-@dataclass(frozen=True)
-class Loop:
+class Loop(Record, dict=True):
     """Statements that are carried out several times: `count` turns of those from `first` on, as many as `numbers`."""
 
     first: int

@@ -7,7 +7,7 @@ are only partly used one more. What counts down on one side only is one nest per
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise, product
 from math import prod
@@ -15,12 +15,12 @@ from math import prod
 from dovetail.ir.layout import Layout, axis_offsets, row_major
 from dovetail.ir.types import Shape, TensorType
 from dovetail.program.ir import Copy, View
+from dovetail.records import Record
 
 _MOST_AXES = 3
 
 
-@dataclass(frozen=True)
-class Transfer:
+class Transfer(Record):
     """One DMA transfer. Offsets and strides are bytes, relative to the two buffers."""
 
     source: int
@@ -62,8 +62,7 @@ class Transfer:
         return self.destination_rows * self.destination_row_bytes - inside
 
 
-@dataclass(frozen=True)
-class _CopyAxis:
+class _CopyAxis(Record):
     size: int
     source: int
     destination: int

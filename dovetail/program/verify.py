@@ -41,6 +41,7 @@ from dovetail.program.ir import (
 )
 from dovetail.program.loops import check_loops, digest
 from dovetail.program.transfers import relative_transfers
+from dovetail.records import Record
 from dovetail.target.chip import Memory
 from dovetail.target.description import Target
 
@@ -100,8 +101,7 @@ def _check_buffer(buffer: Buffer, target: Target) -> None:
         raise ProgramError(f"its address 0x{buffer.address:x} is not aligned to {memory.alignment} bytes")
 
 
-@dataclass(frozen=True)
-class _InFlightAccess:
+class _InFlightAccess(Record):
     """A statement issued to a queue and not known to have finished."""
 
     index: int

@@ -19,12 +19,12 @@ from dovetail.ir.operators.arithmetic import Clip, Offset, Quantize, Requantize,
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.notes import Tell, silent
+from dovetail.records import Record
 
 O = TypeVar("O", bound=Operator)  # noqa: E741
 
 
-@dataclass(frozen=True)
-class QuantParameters:
+class QuantParameters(Record):
     """Scale and zero point of integers: q stands for (q - zero_point) * scale."""
 
     dtype: DType
@@ -49,8 +49,7 @@ class QuantParameters:
         return min(max(self.zero_point + rounded, self.dtype.low), self.dtype.high)
 
 
-@dataclass(frozen=True)
-class Bounds:
+class Bounds(Record):
     """The float range an activation function leaves."""
 
     low: float = -inf
@@ -71,8 +70,7 @@ class Bounds:
         return low, max(low, form.bound(self.high))
 
 
-@dataclass(frozen=True)
-class QuantisedValue:
+class QuantisedValue(Record):
     """Integers of the new graph that stand for floats: (q - zero_point) * scale."""
 
     name: str
@@ -139,8 +137,7 @@ class Emitter:
         return self.builder.constant(self.fresh(stem), array, dtype)
 
 
-@dataclass(frozen=True)
-class QuantisationRequest(Generic[O]):
+class QuantisationRequest(Record, Generic[O]):
     """An operator's result that is wanted as integers: all that a rule is told, and how it answers.
 
     Names of what is made on the way begin with `stem` and end in a word that says what it is.

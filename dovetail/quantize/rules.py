@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -39,6 +39,7 @@ from dovetail.quantize.context import QuantisationRequest, QuantisedValue, Quant
 from dovetail.quantize.linear import linear
 from dovetail.quantize.recurrent import recurrent
 from dovetail.quantize.tables import unary_table
+from dovetail.records import Record
 
 BYTES = (DType.INT8, DType.UINT8)
 _UPTO_16 = tuple(dtype for dtype in DType if dtype.is_integer and dtype.bits <= 16)
@@ -419,8 +420,7 @@ def requantize(ask: QuantisationRequest[Any], x: QuantisedValue) -> str:
     return ask.clip(name)
 
 
-@dataclass(frozen=True)
-class QuantisationRule:
+class QuantisationRule(Record):
     """How an operator that computes is computed on integers."""
 
     pattern: Apply[Any]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import ceil, prod
 
 import numpy as np
@@ -13,6 +12,7 @@ from dovetail.ir.operators.linear import Conv2d
 from dovetail.ir.operators.movement import Pad, Pick, Reshape
 from dovetail.ir.types import Array, Shape
 from dovetail.read.values import Value, Values, slice_of
+from dovetail.records import Record
 
 Pair = tuple[int, int]
 """Two numbers: for rows and columns, or before and after."""
@@ -38,8 +38,7 @@ def same_padding(window: SlidingWindow, sizes: Shape) -> Padding2d:
 # kernel.
 
 
-@dataclass(frozen=True)
-class TransposedAxis:
+class TransposedAxis(Record):
     """The geometry of a transposed convolution along one image axis."""
 
     size: int
@@ -144,8 +143,7 @@ def broadcast(shape: Shape, wanted: Shape) -> tuple[Reshape, Pick]:
 # Resizing
 
 
-@dataclass(frozen=True)
-class ResizeAxis:
+class ResizeAxis(Record):
     """How one axis is resized."""
 
     size: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from dovetail.ir.operators.movement import Concat, Gather, Slice
 from dovetail.ir.operators.sequence import Attention, WriteRow
 from dovetail.ir.pattern import apply, occurrence, operand
 from dovetail.notes import Kind, Note, Tell
+from dovetail.records import Record
 
 _PAST = re.compile(r"past(_key_values)?")
 _PRESENT = re.compile(r"present(_key_values)?")
@@ -92,8 +93,7 @@ def tied(graph: Graph, pairs: Mapping[str, str], tell: Tell, asked: Mapping[str,
     )
 
 
-@dataclass(frozen=True)
-class _Shifted:
+class _Shifted(Record):
     """A state whose oldest rows leave it as new ones come."""
 
     read: str

@@ -13,7 +13,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
 from functools import partialmethod
 from math import inf, prod
 from typing import Any, ClassVar, Self, TypeVar
@@ -31,6 +30,7 @@ from dovetail.ir.operators.movement import Concat, Pad, Pick, Resample, Reshape,
 from dovetail.ir.operators.recurrent import RecurrentKind
 from dovetail.ir.operators.reduction import Normalise, Reduce, ReduceKind
 from dovetail.ir.types import Array, DType, Shape, TensorType
+from dovetail.records import Record
 
 MAX_ELEMENTS = 2**31
 """A tensor must have fewer elements than this."""
@@ -69,8 +69,7 @@ class Advice(enum.StrEnum):
 OTHERWISE, AGAIN, FOLD, ALIKE, SMALLER = Advice
 
 
-@dataclass(frozen=True)
-class Value:
+class Value(Record):
     """A value of the graph being built."""
 
     name: str

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, groupby
 
+from dovetail.records import Record
 from dovetail.schedule.layout import LayoutPlan
 from dovetail.schedule.layout.inside import ValueSlice
 from dovetail.schedule.region import LaidRegion
@@ -30,8 +31,7 @@ _Turn = tuple[int, ...]
 """Regions computed side by side, by index."""
 
 
-@dataclass(frozen=True)
-class _TurnSequence:
+class _TurnSequence(Record):
     """Turns one after the other, and the cycles they end in."""
 
     turns: tuple[_Turn, ...]

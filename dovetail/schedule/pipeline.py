@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -23,6 +23,7 @@ from dovetail.ir.crop import part
 from dovetail.ir.graph import Graph, Node, evaluate_all, prune
 from dovetail.ir.operators.movement import Concat, Reshape
 from dovetail.ir.types import Array, Box, frozen, full_box, with_span
+from dovetail.records import Record
 from dovetail.schedule.assign.pins import pinned_cores, resolve
 from dovetail.schedule.cores import cores_cycles, stretch_axis
 from dovetail.schedule.partition import partition
@@ -123,8 +124,7 @@ class PipelineBuilder:
         return read, copy
 
 
-@dataclass(frozen=True)
-class Stage:
+class Stage(Record):
     """The part of the network that a group of cores computes, for every input."""
 
     cores: CoreGroup
@@ -138,8 +138,7 @@ class Stage:
     """Bytes of states it leaves for the next stage."""
 
 
-@dataclass(frozen=True)
-class Pipeline:
+class Pipeline(Record):
     """A network in stages."""
 
     graph: Graph

@@ -7,7 +7,7 @@ made of an `EnginePart`: a laid-out region as one of its engines sees it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from functools import cached_property
 from typing import Self
 
@@ -17,6 +17,7 @@ from dovetail.ir.graph import Graph
 from dovetail.ir.layout import Layout, packing_fits, physical_shape
 from dovetail.ir.types import Box, Shape, full_box
 from dovetail.program.ir import CORE, ValueName
+from dovetail.records import Record, field
 from dovetail.target.engine import Engine
 from dovetail.target.offload import Offload
 from dovetail.target.pattern import Choice, Match, match_pattern
@@ -29,8 +30,7 @@ Homes = Mapping[ValueName, str]
 """The memory each value lies in."""
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(Record):
     """An engine's part of a region's result, and the offload that computes it."""
 
     engine: Engine
@@ -39,8 +39,7 @@ class Share:
     """The part; None for the whole result."""
 
 
-@dataclass(frozen=True)
-class Region:
+class Region(Record, dict=True):
     """Nodes computed together, by engines or by the core."""
 
     name: str
@@ -129,8 +128,7 @@ def match_of(offload: Offload, graph: Graph) -> Match:
     raise ValueError(f"{offload.name} no longer matches by itself: {match.sentence}")
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(Record):
     """The time a region is scheduled for, in cycles since the start of the network."""
 
     issue: int
@@ -144,7 +142,6 @@ class Slot:
     """The core has started all of it."""
 
 
-@dataclass(frozen=True)
 class AssignedRegion(Region):
     """A region with the choices of the user and of assignment."""
 
@@ -156,7 +153,6 @@ class AssignedRegion(Region):
     """Numbers of the cores the user pinned it to; empty for all."""
 
 
-@dataclass(frozen=True)
 class LaidRegion(AssignedRegion):
     """A region with the layouts of its values."""
 
@@ -185,8 +181,7 @@ class LaidRegion(AssignedRegion):
         )
 
 
-@dataclass(frozen=True)
-class EnginePart:
+class EnginePart(Record, dict=True):
     """A region, or part of one, as one engine computes it."""
 
     name: str

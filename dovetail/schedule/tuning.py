@@ -57,7 +57,7 @@ class TuningEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     choice: Choice
 
 
-class Tuning(Identity, frozen=True, forbid_unknown_fields=True):
+class Tuning(Identity, forbid_unknown_fields=True, frozen=True):
     """A tuning file."""
 
     measure: str

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from dovetail.codegen.build.elf import code_ranges
 from dovetail.errors import SimulationError
+from dovetail.records import Record
 from dovetail.sim.core import Architecture, BlockCost, CoreSetup, EmulatedCore, Pause
 from dovetail.sim.device import Device, read_number
 from dovetail.sim.dual_issue import IssueClock
@@ -36,8 +36,7 @@ _MODELS = {"cortex-m0plus": "CORTEX_M0", "cortex-m23": "CORTEX_M33", "cortex-m55
 """The emulator's models of cores it has none of: each executes all that compilers use of the other one."""
 
 
-@dataclass(frozen=True, slots=True)
-class CortexMCosts:
+class CortexMCosts(Record):
     """Cycles of each class of instruction.
 
     The defaults are those of a Cortex-M4 with memories without wait states: Cortex-M4 Technical Reference Manual

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ import numpy.typing as npt
 
 from dovetail.documented import document
 from dovetail.errors import SimulationError
+from dovetail.records import Record
 from dovetail.sim.device import Activity, Bus, Bytes, find
 from dovetail.sim.launch_queue import Launch, QueueDevice
 from dovetail.target.devices import JOB, CommandSet
@@ -29,8 +29,7 @@ LIST, WORDS = JOB, JOB + 4
 """Byte offsets of the registers that say where a list is."""
 
 
-@dataclass(frozen=True)
-class Timed:
+class Timed(Record):
     """A command of a list, and when it is carried out; cycles."""
 
     name: str

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from dovetail.codegen.build.elf import Symbol
 from dovetail.codegen.build.toolchain import compile_host
 from dovetail.errors import SimulationError
+from dovetail.records import Record, field
 from dovetail.sim.device import Coprocessor, Device, MemoryBus
 from dovetail.sim.waits import WaitPorts
 from dovetail.target.chip import Memory
@@ -33,8 +34,7 @@ NEVER = 2**64 - 1
 _SLOTS = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class BlockCost:
+class BlockCost(Record):
     """The counts that one run of a block, up to its end, adds."""
 
     end: int
@@ -51,8 +51,7 @@ class BlockCost:
     """Cycles to add when it is jumped to."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
+class Pause(Record):
     """Why the core stopped by itself, and the address of the instruction it stopped at."""
 
     at: int
@@ -64,8 +63,7 @@ class Pause:
     """The fault the core cannot go on after; empty for none."""
 
 
-@dataclass(frozen=True, slots=True)
-class CoreSetup:
+class CoreSetup(Record):
     """Everything a simulated core is made from."""
 
     isa: str
@@ -125,8 +123,7 @@ class EmulatedCore(Protocol):
         """Count the block of `size` bytes at `address`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Architecture:
+class Architecture(Record):
     """A family of cores."""
 
     elf_machine: str

@@ -9,12 +9,12 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dovetail.codegen.build.elf import describe_address
 from dovetail.errors import DovetailError, MissingExtraError, SimulationError
+from dovetail.records import Record, field
 from dovetail.sim.core import RUNNING, CoreSetup
 from dovetail.sim.device import AddressWindow
 from dovetail.sim.processor import Answer, DeviceAccess
@@ -28,8 +28,7 @@ _PAGE = 4096
 _END_OF_BLOCK = ("jump", "jump_register", "branch_not_taken", "system", "csr")
 
 
-@dataclass(frozen=True)
-class CoreRtl:
+class CoreRtl(Record):
     """A core of a Python package."""
 
     name: str

@@ -7,7 +7,7 @@ import os
 import struct
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +20,7 @@ import numpy.typing as npt
 from dovetail.documented import document
 from dovetail.errors import SimulationError
 from dovetail.names import names
+from dovetail.records import Record, field
 from dovetail.target.chip import Memory
 from dovetail.user_file import import_file
 
@@ -48,8 +49,7 @@ class Bus(Protocol):
         """A writable view of `nbytes` bytes at `address`; raises SimulationError where they are not in one memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class Activity:
+class Activity(Record):
     """A finished job of a device, one bar of the timeline."""
 
     start: int
@@ -106,8 +106,7 @@ class Device(Protocol):
         return []
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(Record):
     """The answer of a device to an instruction of the core."""
 
     resumed: int
@@ -148,8 +147,7 @@ def access(kind: str, device: Device, offset: int, value: int, now: int) -> int:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryRegion:
+class MemoryRegion(Record):
     """A memory of the chip: name, base address, and size in bytes."""
 
     name: str
@@ -228,8 +226,7 @@ def read_number(bus: Bus, address: int, nbytes: int) -> int:
     return int.from_bytes(bus.view(address, nbytes).tobytes(), "little")
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceSpec:
+class DeviceSpec(Record):
     """A device of the simulated chip, in the form that simulators take."""
 
     factory: str
@@ -292,8 +289,7 @@ def _from_file(path: Path, changed: int) -> ModuleType:
     return import_file(path)
 
 
-@dataclass(frozen=True)
-class RegisterAccess:
+class RegisterAccess(Record):
     """A read or a write of a register."""
 
     cycle: int
@@ -534,8 +530,7 @@ class Watched(_Around):
         self._count += 1
 
 
-@dataclass(frozen=True, slots=True)
-class AddressWindow:
+class AddressWindow(Record):
     """`size` bytes of addresses from `base`, answered by `device`."""
 
     base: int

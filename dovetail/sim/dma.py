@@ -5,7 +5,6 @@ Driver: emit/runtime/dma.h. Registers are 32 bits wide, at the byte offsets of `
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from operator import itemgetter
 from typing import TypeVar
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.errors import SimulationError
+from dovetail.records import Record
 from dovetail.sim.device import Activity, Bus, Bytes
 from dovetail.sim.launch_queue import MASK32, Launch, QueueDevice
 from dovetail.target.chip import DMA_PLACES
@@ -51,8 +51,7 @@ class DmaRegister(IntEnum):
     """Read: free places in the queue."""
 
 
-@dataclass(frozen=True, slots=True)
-class DmaJob:
+class DmaJob(Record):
     """One transfer: the bytes that one START copies.
 
     Source rows of `row_bytes` bytes, `rows` of them in each of `planes` planes. In the destination every plane has

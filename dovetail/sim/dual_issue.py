@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from dovetail.errors import MissingExtraError
+from dovetail.records import Record
 from dovetail.sim.encodings import Instruction
 
 _LATENCY = {"load": 2, "transfer": 2, "multiply": 2, "multiply_add": 2, "multiply_long": 2, "multiply_long_add": 2}
@@ -34,8 +34,7 @@ _PACKED = (
 """Beginnings of instructions that are only ever the first of two."""
 
 
-@dataclass(frozen=True, slots=True)
-class Operands:
+class Operands(Record):
     """An instruction's registers, as far as its issue depends on them."""
 
     reads: frozenset[int]

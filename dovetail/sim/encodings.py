@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 
+from dovetail.records import Record
 
-@dataclass(frozen=True, slots=True)
-class Instruction:
+
+class Instruction(Record):
     """A decoded instruction, as far as its cycles depend on it."""
 
     size: int

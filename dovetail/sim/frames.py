@@ -14,9 +14,9 @@ import time
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 from dovetail.errors import BoardError
+from dovetail.records import Record
 from dovetail.sim.line import LineGone, Link, open_link
 
 MAXIMUM_PAYLOAD = 1024
@@ -59,8 +59,7 @@ REFUSED = 0xFF
 """Kind of the answer to a request that cannot be carried out."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(Record):
     """One frame: kind and sequence number of 0 to 255, and at most `MAXIMUM_PAYLOAD` bytes."""
 
     kind: int
@@ -118,8 +117,7 @@ class Decoder:
         self.skipped += count
 
 
-@dataclass(frozen=True)
-class BoardGreeting:
+class BoardGreeting(Record):
     """A board's answer to HELLO."""
 
     payload: int

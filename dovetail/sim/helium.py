@@ -9,8 +9,7 @@ scalar instructions at once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from dovetail.records import Record
 from dovetail.sim.arm import CortexMCosts, cycles_of, decode, is_wide
 from dovetail.sim.encodings import decoder
 
@@ -35,8 +34,7 @@ _VECTOR = decoder(
 """Units of instructions (Arm v8-M Architecture Reference Manual, DDI 0553, chapter C2)."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeliumBlock:
+class HeliumBlock(Record):
     """Counts of one run of a block."""
 
     instructions: int

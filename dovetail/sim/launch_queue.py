@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Generic, TypeVar
 
 from dovetail.documented import document
 from dovetail.errors import SimulationError
+from dovetail.records import Record
 from dovetail.sim.device import Activity, Bus, Device, find
 from dovetail.target.devices import JOB, JobRegisters
 
@@ -21,8 +21,7 @@ START, FINISHED, ROOM = 0x00, 0x04, 0x08
 """Byte offsets of the registers of most engines with a queue (`QueueDevice`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Launch(Generic[Work]):
+class Launch(Record, Generic[Work]):
     """A launch that was handed over: its number from 1, its work, and its start and end in cycles."""
 
     number: int

@@ -10,12 +10,12 @@ import socket
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 
 from dovetail.documented import document
 from dovetail.errors import BoardError
+from dovetail.records import Record
 from dovetail.sim.protocol import Buffers, InferenceResult, Marker, SimulationResult, Simulator
 
 KINDS = ("serial:/dev/ttyX[:BAUD]", "tcp:HOST:PORT", "gdb[:HOST:PORT]", "agent:HOST[:PORT]/BOARD")
@@ -28,8 +28,7 @@ _MOST = 1 << 16
 _MOST_SECONDS = 86_400
 
 
-@dataclass(frozen=True, slots=True)
-class Board:
+class Board(Record):
     """Address of a board, and the way its firmware gets there."""
 
     where: str

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from dovetail.codegen.build.elf import load_image, symbols
 from dovetail.errors import SimulationError
+from dovetail.records import Record, field
 from dovetail.sim.architecture import architecture_of, core_costs
 from dovetail.sim.core import NEVER, STOP_LIMIT, CoreSetup
 from dovetail.sim.device import (
@@ -45,8 +46,7 @@ if TYPE_CHECKING:
 _END_OF_LAYERS = 0xFFFFFFFF
 
 
-@dataclass(frozen=True, slots=True)
-class CounterReading:
+class CounterReading(Record):
     """A reading of the counters: time, instructions executed, and cycles slept, all since the reset."""
 
     cycle: int = 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -17,6 +16,7 @@ import msgspec
 
 from dovetail.documented import document
 from dovetail.errors import SimulationError
+from dovetail.records import Record, field
 from dovetail.sim.device import Activity, DeviceSpec, MemoryRegion
 
 MAXIMUM_MESSAGE = 4 << 30
@@ -40,8 +40,7 @@ def call_failed(what: str, status: int) -> SimulationError:
     return SimulationError(f"the call failed: it returned {status}", where=what, hint=hint)
 
 
-@dataclass(frozen=True, slots=True)
-class SimulationSetup:
+class SimulationSetup(Record):
     """The simulated chip, and its firmware."""
 
     elf: Path
@@ -67,8 +66,7 @@ class SimulationSetup:
     """Library built from that Verilog."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostSetup:
+class HostSetup(Record):
     """A shared library compiled for this computer, and the name of the model's entry point, void f(void)."""
 
     library: Path
@@ -79,8 +77,7 @@ class HostSetup:
     """Number of layers, for drivers that take the time of each."""
 
 
-@dataclass(frozen=True, slots=True)
-class Marker:
+class Marker(Record):
     """The time from one DOVETAIL_MARK, which was given the layer, to the next; cycles and instructions since the start
     of the inference."""
 
@@ -98,8 +95,7 @@ class Marker:
     """Cycles of these in which the core slept."""
 
 
-@dataclass(frozen=True, slots=True)
-class InferenceResult:
+class InferenceResult(Record):
     """Outputs and costs of one inference. On the host there are only outputs, and no time."""
 
     outputs: Mapping[str, bytes]
@@ -124,8 +120,7 @@ class InferenceResult:
     """Time an engine's device took for each layer, where its driver has `dovetail_nanoseconds`; empty elsewhere."""
 
 
-@dataclass(frozen=True, slots=True)
-class SimulationResult:
+class SimulationResult(Record):
     """The results of a request."""
 
     inferences: tuple[InferenceResult, ...]
@@ -140,8 +135,7 @@ class SimulationResult:
     """Most bytes of stack that each further core used, from number 1 on."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunRequest:
+class RunRequest(Record):
     """Inferences for a simulator."""
 
     inputs: tuple[Buffers, ...]

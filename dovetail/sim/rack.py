@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from dovetail.errors import DovetailError
+from dovetail.records import Record
 from dovetail.sim.frames import ANSWER, MAXIMUM_PAYLOAD, REFUSED, VERSION, Decoder, Frame, FrameKind, encode
 from dovetail.sim.line import Link
 
@@ -70,8 +71,7 @@ class RackContents:
         return sum(len(content) for one in self.parts.values() for content in one.values())
 
 
-@dataclass(frozen=True)
-class RackRun:
+class RackRun(Record):
     """Results and clock cycles of a run."""
 
     results: Mapping[int, bytes]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from itertools import pairwise
 
+from dovetail.records import Record
 from dovetail.sim.core import BlockCost
 from dovetail.sim.device import Bus, read_number
 from dovetail.sim.encodings import Instruction, decoder
@@ -16,8 +17,7 @@ _LOAD, _STORE, _IMMEDIATE = 1, 2, 3
 """Must agree with `enum dovetail_kind` of riscv_own.h."""
 
 
-@dataclass(frozen=True, slots=True)
-class CoreCosts:
+class CoreCosts(Record):
     """Cycles of each class of instruction.
 
     The defaults are those of a small in-order 4-stage core with single-cycle memories: CV32E40P User Manual,

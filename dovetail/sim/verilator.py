@@ -13,13 +13,13 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
 from dovetail.codegen.build.toolchain import compile_cpp, cpp_compiler, digest, link_shared, run_tool
 from dovetail.errors import BuildError, MissingExtraError
 from dovetail.files import TemporaryFolder, default_cache, is_sealed, keep_file, kept_file, seal, usable_cache
+from dovetail.records import Record, field
 
 _RUNTIME = ("verilated.cpp", "verilated_threads.cpp")
 _OPTIONS = "--cc -O3 --no-timing --x-assign fast --x-initial unique -Wno-fatal --prefix Vdut"
@@ -28,8 +28,7 @@ _PIECE = 1 << 19
 """Bytes of C++ compiled at once: reading Verilator's headers takes longer than compiling a small model."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verilator:
+class Verilator(Record):
     """A Verilator: its program, the folder of its C++ headers and sources, and what it says about itself."""
 
     program: Path
@@ -37,8 +36,7 @@ class Verilator:
     version: str
 
 
-@dataclass(frozen=True)
-class Design:
+class Design(Record):
     """Verilog files with a top module, and the C++ they are compiled with."""
 
     top: str

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from dovetail.documents import Document, read_document
 from dovetail.errors import TargetError
+from dovetail.records import Record
 from dovetail.target.description import Target
 from dovetail.target.offload import Offload
 from dovetail.target.pattern import Match
@@ -65,8 +66,7 @@ def work_of(match: Match) -> dict[str, float]:
     return found | {"constant": float(sum(array.size for array in match.graph.constants.values()))}
 
 
-@dataclass(frozen=True)
-class FittedCycles:
+class FittedCycles(Record):
     """`Offload.cycles` as the sum of the parts of a call's work, each times its rate."""
 
     rates: tuple[tuple[str, float], ...]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from dovetail.errors import TargetError
+from dovetail.records import Record, field
 from dovetail.target.costs import StatementCycles
 
 DMA_PLACES = 16
@@ -15,8 +15,7 @@ BOTH = (INSTRUCTIONS, DATA) = ("instructions", "data")
 """The two kinds of bytes a core reads."""
 
 
-@dataclass(frozen=True)
-class Cache:
+class Cache(Record):
     """A cache between a core and a memory. The line used least recently makes way for another; writes are not noted."""
 
     size: int
@@ -29,8 +28,7 @@ class Cache:
     """Kinds of reads that go through it: instructions, data or both."""
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(Record):
     """One memory of the chip, at a fixed address.
 
     A core that reads it waits as `waits` and `caches` say; each core has caches of its own. Writes go through a buffer
@@ -111,8 +109,7 @@ class Memory:
         return lines * cycles * (1 if keeps else times)
 
 
-@dataclass(frozen=True)
-class Dma:
+class Dma(Record):
     """A copy engine between memories: 1-D to 3-D copies with strides on both sides, padding on the way in."""
 
     name: str
@@ -125,8 +122,7 @@ class Dma:
     """Address of its registers."""
 
 
-@dataclass(frozen=True)
-class RegisterMemory:
+class RegisterMemory(Record):
     """Registers that hold several int8 elements each, e.g. two in the halves of 32 bits.
 
     A meaning names it where other operands have DRAM: `a: [i8][2] @ PAIR`. The last dimension is what one register
@@ -143,8 +139,7 @@ class RegisterMemory:
     """Elements in one register."""
 
 
-@dataclass(frozen=True)
-class CoreInstruction:
+class CoreInstruction(Record):
     """An instruction of the core that compilers do not select by themselves, with its meaning.
 
     It is used in the layers whose core kernel contains its meaning and is faster with it, by estimate; elsewhere
@@ -172,8 +167,7 @@ class CoreInstruction:
     holds a sum or the word of an operand. Needed where the core has `streams`."""
 
 
-@dataclass(frozen=True)
-class Streams:
+class Streams(Record):
     """A core's instructions for inner loops: a load that moves its pointer, and a loop without a branch. Each is one
     line of assembly of 4 bytes."""
 
@@ -185,8 +179,7 @@ class Streams:
     instructions further on. It and they begin at multiples of 4 bytes, they are at least 3."""
 
 
-@dataclass(frozen=True)
-class PairBlock:
+class PairBlock(Record):
     """Sums of products of some neighbouring pixels and some channels, from pairs: two int16 in the halves of 32
     bits."""
 
@@ -207,8 +200,7 @@ class PairBlock:
         return f"pairs_{self.pixels}x{self.channels}_{self.steps}_{self.distance}_{self.unroll}"
 
 
-@dataclass(frozen=True)
-class PairBlocks:
+class PairBlocks(Record):
     """Sums of products of pairs as a core computes them at its best: loops in assembly, for any size of a block."""
 
     shapes: tuple[tuple[int, int], ...]
@@ -229,8 +221,7 @@ class PairBlocks:
     """Bytes that the innermost loop is to keep within, so that it stays in a small instruction cache; 0 for any."""
 
 
-@dataclass(frozen=True)
-class VectorProducts:
+class VectorProducts(Record):
     """Sums of products of some neighbouring pixels and some channels, from bytes in vectors of `VECTOR_BYTES`."""
 
     pixels: int
@@ -256,8 +247,7 @@ class VectorProducts:
         return -(-self.taps // VECTOR_BYTES)
 
 
-@dataclass(frozen=True)
-class VectorColumns:
+class VectorColumns(Record):
     """Sums of two neighbouring pixels and `VECTOR_CHANNELS` channels over the taps of a window, each channel for
     itself."""
 
@@ -271,8 +261,7 @@ class VectorColumns:
     """Bytes from a pixel to the next."""
 
 
-@dataclass(frozen=True)
-class VectorEnd:
+class VectorEnd(Record):
     """Sums to bytes: fixed-point requantisation, rounded twice as TFLite does, by factors of at most 1 per channel."""
 
     channels: int
@@ -293,8 +282,7 @@ VECTOR_CHANNELS = 8
 """Channels whose sums lie together: even ones in one vector, odd ones in the next."""
 
 
-@dataclass(frozen=True)
-class VectorUnit:
+class VectorUnit(Record):
     """Instructions on vectors of 16 bytes: bodies of C functions whose parameters and meaning are those that
     `dovetail/kernels/vectors.py` writes. Where `condition` does not hold, and on this computer, they are plain C."""
 
@@ -318,8 +306,7 @@ class VectorUnit:
     """Copies `count` bytes from `from` to `to`."""
 
 
-@dataclass(frozen=True)
-class FunctionUnit:
+class FunctionUnit(Record):
     """Verilog of a core's own instructions, on the function-unit bus of a core in Verilog.
 
     The module's ports have the names that CFU Playground's systems expect of a unit: `clk`, `reset`, and `cmd_` and
@@ -334,8 +321,7 @@ class FunctionUnit:
     """The core that `--sim rtl` puts it beside: one of `--core` with such a bus."""
 
 
-@dataclass(frozen=True)
-class Core:
+class Core(Record):
     """The processor that runs the program."""
 
     isa: str

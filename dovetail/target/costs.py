@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from dovetail.documented import document
+from dovetail.records import Record
 
 CV32E40P: Mapping[str, int] = dict(
     jump_use=1,
@@ -125,8 +125,7 @@ def kernel_cycles(core: str) -> Mapping[str, float]:
     return known[core if core in known else "rv64gc" if core.startswith("rv64") else near]
 
 
-@dataclass(frozen=True, slots=True)
-class StatementCycles:
+class StatementCycles(Record):
     """Core cycles of a program's statements beside its kernels, for `Core.statements`.
 
     The defaults are what the simulator `iss` shows of the bundled drivers on RV32IMC; other instruction sets take them

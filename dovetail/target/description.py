@@ -7,7 +7,7 @@ compiler knows any target by name.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,13 @@ from dovetail.ir.graph import Graph
 from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.types import Array, DType
+from dovetail.records import Record, field, force_setattr
 from dovetail.target.chip import Core, Dma, Memory
 from dovetail.target.engine import Engine, StreamDma
 from dovetail.target.mesh import Mesh
 
 
-@dataclass(frozen=True)
-class OrderRequest:
+class OrderRequest(Record):
     """Arguments of `dovetail schedule`."""
 
     settings: Mapping[str, int] = field(default_factory=dict)
@@ -39,8 +39,7 @@ class OrderRequest:
     """A file with an order of the user's own, to be checked instead of one that is found; None for none."""
 
 
-@dataclass(frozen=True)
-class Ordered:
+class Ordered(Record):
     """An order, ready to show."""
 
     headings: tuple[str, ...]
@@ -57,8 +56,7 @@ Ordering = Callable[[Graph, OrderRequest], Ordered]
 """Orders a graph, integer or float; raises DovetailError where it cannot."""
 
 
-@dataclass(frozen=True)
-class Rewrite:
+class Rewrite(Record):
     """A step that brings the integer graph into a form the target takes."""
 
     name: str
@@ -76,8 +74,7 @@ class Rewrite:
     """Whether it only puts nodes in order: `dovetail schedule`, which finds an order itself, goes without."""
 
 
-@dataclass(frozen=True)
-class Policy:
+class Policy(Record):
     """A named choice of rewrites, e.g. how requantisation is done."""
 
     name: str
@@ -102,8 +99,7 @@ class Policy:
         return replace(self, rewrites=tuple(made))
 
 
-@dataclass(frozen=True)
-class Quantisation:
+class Quantisation(Record):
     """Limits of quantisation: the forms of a network that the target takes; `dovetail quantize` uses them.
 
     The defaults are what the core's kernels compute.
@@ -134,8 +130,7 @@ class Quantisation:
     what the core computes there has; else they have 8."""
 
 
-@dataclass(frozen=True)
-class Derived:
+class Derived(Record):
     """A number that follows from a configuration and that a sweep may set, such as MACs per cycle."""
 
     present: Callable[[Any], int]
@@ -146,8 +141,7 @@ class Derived:
     """The fields it changes."""
 
 
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(Record):
     """A function that makes a target from a configuration, so that `dovetail sweep` can make others like it."""
 
     name: str
@@ -160,8 +154,7 @@ class Recipe:
     """Further settings, by name."""
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(Record):
     """A whole machine: core, memories, DMA, engines and policies."""
 
     name: str
@@ -202,10 +195,10 @@ class Target:
 
     def __post_init__(self) -> None:
         sizes = {memory.name: memory.size for memory in self.memories}
-        object.__setattr__(self, "policies", tuple(policy.within(sizes) for policy in self.policies))
+        force_setattr(self, "policies", tuple(policy.within(sizes) for policy in self.policies))
         buffers = {memory.name: memory for memory in self.memories}
         engines = (one.within(buffers[one.buffer]) if one.buffer in buffers else one for one in self.engines)
-        object.__setattr__(self, "engines", tuple(engines))
+        force_setattr(self, "engines", tuple(engines))
 
     @property
     def cores(self) -> tuple[Core, ...]:

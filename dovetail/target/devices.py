@@ -10,11 +10,12 @@ which of its signals belong to which port.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
 from dovetail.errors import SimulationError, TargetError
+from dovetail.records import Record, field
 from dovetail.target.engine import DeviceModel
 from dovetail.target.offload import Command
 
@@ -22,8 +23,7 @@ JOB = 0x10
 """Byte offset of the job's first register."""
 
 
-@dataclass(frozen=True)
-class JobRegisters:
+class JobRegisters(Record):
     """The registers of such an engine, by name: what a target says once for its commands and its device models."""
 
     names: tuple[str, ...]
@@ -67,8 +67,7 @@ class JobRegisters:
         return DeviceModel("dovetail.sim.launch_queue:JobDevice", base, JOB + 4 * len(self.names), arguments)
 
 
-@dataclass(frozen=True)
-class CommandSet:
+class CommandSet(Record):
     """The commands of an engine that takes lists (`Engine.stream`), by name: what a target says once for its words and
     its device model. The first word of a command is its number, from 1 on; each field is one more.
 
@@ -160,8 +159,7 @@ OPTIONAL = frozenset({"pready", "pslverr", "wstrb", "bresp", "rresp", "we", "wda
 """Signals a module may lack: ready at once, no errors, all bytes written, never written."""
 
 
-@dataclass(frozen=True)
-class RtlPort:
+class RtlPort(Record):
     """A port of a module.
 
     "apb" and "axi-lite" are for 32-bit registers. "tcdm" is for memory: a request is held until it is granted, and what
@@ -205,8 +203,7 @@ INITIAL = {"zero": 0, "random": 2}
 """Initial contents of registers, and Verilator's number for each (VerilatedContext::randReset)."""
 
 
-@dataclass(frozen=True)
-class Rtl:
+class Rtl(Record):
     """A Verilog module behind an engine's registers, built by Verilator."""
 
     top: str

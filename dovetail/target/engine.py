@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dovetail.records import Record, field, force_setattr
 from dovetail.target.chip import Memory
 from dovetail.target.offload import Command, Offload, Operand
 from dovetail.target.pattern import Match
@@ -17,8 +18,7 @@ _UNROLLED = 24
 """Turns of a loop that copies words, up to which the compiler of firmware writes them one after the other."""
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(Record):
     """A copy as an engine's own DMA does it: rows of bytes, addresses and strides in bytes."""
 
     source: int
@@ -37,8 +37,7 @@ class Rows:
     """True for a copy into the engine's memory, False for a copy out of it."""
 
 
-@dataclass(frozen=True)
-class StreamDma:
+class StreamDma(Record):
     """An engine's own DMA, whose transfers are commands of the engine's stream."""
 
     name: str
@@ -51,8 +50,7 @@ class StreamDma:
     """The words of the command that copies."""
 
 
-@dataclass(frozen=True)
-class CommandStream:
+class CommandStream(Record):
     """How an engine takes lists of commands: consecutive launches, their DMA's transfers and what waits between them,
     made at compile time with final addresses, started once and ended by one interrupt.
 
@@ -74,8 +72,7 @@ class CommandStream:
     It must be False for an engine with a DMA of its own, or with words after the last command."""
 
 
-@dataclass(frozen=True)
-class DeviceModel:
+class DeviceModel(Record):
     """The simulated device behind an engine's registers."""
 
     factory: str
@@ -95,8 +92,7 @@ def _task(command: Command) -> Mapping[str, bytes]:
     return {"task": b"".join(word.to_bytes(4, "little") for word in command.words)}
 
 
-@dataclass(frozen=True)
-class Raw:
+class Raw(Record):
     """Form of commands for other executors than Dovetail's own (`dovetail compile --dump`)."""
 
     parts: Callable[[Command], Mapping[str, bytes]] = _task
@@ -107,8 +103,7 @@ class Raw:
     """Memory -> what the driver has put at its start before the first launch."""
 
 
-@dataclass(frozen=True)
-class Mirror:
+class Mirror(Record):
     """Functions that keep an engine's own copy of a memory equal to the memory.
 
     C functions `f(uint8_t *first, uint32_t bytes)`; when one returns, the bytes may be overwritten.
@@ -120,8 +115,7 @@ class Mirror:
     """Function that copies bytes back; it waits for all earlier launches."""
 
 
-@dataclass(frozen=True)
-class Launched:
+class Launched(Record):
     """A launch of an engine in a network."""
 
     offload: str
@@ -130,8 +124,7 @@ class Launched:
     """The part of the network it computes."""
 
 
-@dataclass(frozen=True)
-class Macs:
+class Macs(Record):
     """Multiply-accumulates of an operator of a model, those with padding left out, and what its kind is."""
 
     count: int
@@ -151,8 +144,7 @@ class Macs:
     weights."""
 
 
-@dataclass(frozen=True)
-class Best:
+class Best(Record):
     """The most an engine makes of a kind of operator, at whatever size."""
 
     macs_per_cycle: float
@@ -164,8 +156,7 @@ class Best:
     the rest."""
 
 
-@dataclass(frozen=True)
-class Joint:
+class Joint(Record):
     """How an engine computes several launches side by side that do not read each other's results: all but the last are
     handed over and held, the last starts them all, and its ticket is for all of them.
 
@@ -186,8 +177,7 @@ class Joint:
     element ready before the elements made from it. Such launches have queues of their own (`LaunchStatement.queue`)."""
 
 
-@dataclass(frozen=True)
-class Deployed:
+class Deployed(Record):
     """A network as an engine sees it, for the files that are made for both."""
 
     prefix: str
@@ -200,8 +190,7 @@ class Deployed:
     """Launches of the engine, in order."""
 
 
-@dataclass(frozen=True)
-class Engine:
+class Engine(Record):
     """An accelerator beside the core, which a C call starts, and which works alone until the core waits. Software
     that the core runs is an engine too."""
 
@@ -282,10 +271,10 @@ class Engine:
     def __post_init__(self) -> None:
         says = self.device.arguments if self.device else {}
         if not self.queue:
-            object.__setattr__(self, "queue", int(says.get("places", 2)))
+            force_setattr(self, "queue", int(says.get("places", 2)))
         if not self.launching:
             words = len(says.get("registers", ()))
-            object.__setattr__(self, "launching", 27 + (3 if words <= _UNROLLED else 8) * words if words else 70)
+            force_setattr(self, "launching", 27 + (3 if words <= _UNROLLED else 8) * words if words else 70)
 
     def within(self, buffer: Memory) -> Engine:
         """The engine, whose launches load no more than its buffer holds."""

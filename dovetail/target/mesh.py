@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.errors import TargetError
+from dovetail.records import Record, field
 
 if TYPE_CHECKING:
     from dovetail.ir.graph import Graph
@@ -21,8 +22,7 @@ Count = NDArray[Any]
 """Whole numbers, one per candidate piece of a layer (they broadcast)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(Record):
     """Sizes of pieces of a layer on an element's MAC array, one entry per candidate."""
 
     kind: str
@@ -45,8 +45,7 @@ class Work:
     """Columns of the operand, padding included."""
 
 
-@dataclass(frozen=True, slots=True)
-class MacArray:
+class MacArray(Record):
     """An element's MAC array: how long work takes, and the bytes its operands take in the element's memory.
 
     All functions take arrays and give arrays; clocks are those of the element.
@@ -106,8 +105,7 @@ class PieceCosts(Protocol):
         cannot be computed."""
 
 
-@dataclass(frozen=True, slots=True)
-class CoreClocks:
+class CoreClocks(Record):
     """Clocks an element's core takes beside its array; `scripts/mesh_core.py` measures them of a target's core."""
 
     read: float = 1.0
@@ -164,8 +162,7 @@ class CoreClocks:
     """Cycles for each byte of padding."""
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
+class Grid(Record):
     """The routers of a chip and the elements at them."""
 
     width: int
@@ -184,8 +181,7 @@ class Grid:
     """DRAM controllers, each of an equal part of the rate and, where pieces use but one, of the elements."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
+class Rates(Record):
     """Bytes per clock of the elements."""
 
     port: float
@@ -202,8 +198,7 @@ class Rates:
     """Clocks it takes from one chip to the next."""
 
 
-@dataclass(frozen=True, slots=True)
-class Faults:
+class Faults(Record):
     """Elements and links that do not work; they are never used."""
 
     elements: frozenset[tuple[Place, int]] = frozenset()
@@ -214,8 +209,7 @@ class Faults:
     """Chip, and the two neighbouring routers: no traffic in either direction."""
 
 
-@dataclass(frozen=True)
-class Mesh:
+class Mesh(Record):
     """Copies of a target joined to a mesh."""
 
     array: MacArray | PieceCosts | None

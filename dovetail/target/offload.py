@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import Layout
 from dovetail.ir.types import Array, dense_steps
+from dovetail.records import Record, field
 from dovetail.target.pattern import Choice, Constraint, Match, Pattern, Scope, Space
 
 
-@dataclass(frozen=True)
-class Operand:
+class Operand(Record):
     """Place of an operand of a launch."""
 
     address: int
@@ -59,8 +59,7 @@ def placed(wanted: Mapping[str, int | range], alignment: int, taken: Sequence[ra
     return found
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(Record):
     """One start of an engine: the C function of its driver and the constant words it is given."""
 
     function: str
@@ -74,8 +73,7 @@ class Command:
     """Jobs its device shows for it, so that reports know which layer each belongs to."""
 
 
-@dataclass(frozen=True)
-class Pointer:
+class Pointer(Record):
     """A pointer to an operand of a launch, in C."""
 
     operand: str
@@ -102,8 +100,7 @@ CValue = int | Pointer | Struct
 """An argument of a C function: a number, a pointer to an operand, or (a pointer to) a structure."""
 
 
-@dataclass(frozen=True)
-class LibraryCall:
+class LibraryCall(Record):
     """A call of a C function that computes, or begins to compute: what software takes where an engine takes words."""
 
     function: str
@@ -112,8 +109,7 @@ class LibraryCall:
     """Arguments in the order of the parameters."""
 
 
-@dataclass(frozen=True)
-class Offload:
+class Offload(Record):
     """A computation that an engine offers: its pattern, its limits, and its commands.
 
     The match given to its functions lies in the region's own graph, cut to a tile: shapes, pads and constants are

@@ -5,18 +5,18 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dovetail.records import Record, field
 from dovetail.target.chip import BOTH, INSTRUCTIONS, Cache
 from dovetail.target.description import Target
 
 _K = 1024
 
 
-@dataclass(frozen=True)
-class Microcontroller:
+class Microcontroller(Record):
     """A microcontroller."""
 
     core: str

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import product
 from math import prod
 from typing import Any
@@ -29,6 +29,7 @@ from dovetail.ir.pattern import leaves as leaves
 from dovetail.ir.pattern import maybe as maybe
 from dovetail.ir.pattern import operand as operand
 from dovetail.ir.types import Array, Shape, TensorType
+from dovetail.records import Record, field
 
 Value = int | str
 """The setting of a knob."""
@@ -36,8 +37,7 @@ Choice = Mapping[str, Value]
 """Settings by knob name; the compiler decides on knobs that are absent."""
 
 
-@dataclass(frozen=True)
-class Knob:
+class Knob(Record):
     """A choice that `dovetail tune` may make, with its possible settings."""
 
     name: str
@@ -48,8 +48,7 @@ class Knob:
     """Description of the knob, with its unit."""
 
 
-@dataclass(frozen=True)
-class Space:
+class Space(Record):
     """The choices there are for one region."""
 
     knobs: tuple[Knob, ...]
@@ -101,8 +100,7 @@ def together(*results: Pattern) -> Apply[Concat]:
     return apply(Concat, *flat, name="together")
 
 
-@dataclass(frozen=True)
-class Match:
+class Match(Record):
     """A pattern found in a graph: its leaves bound to values, its operators to nodes."""
 
     graph: Graph
@@ -183,8 +181,7 @@ class Scope(enum.Enum):
     """A single launch: a layer that does not keep the limit is cut until its tiles do."""
 
 
-@dataclass(frozen=True)
-class Constraint:
+class Constraint(Record):
     """A limit beyond the pattern.
 
     `sentence` is what a user reads when it fails, followed by the value; the support tables are made from it.

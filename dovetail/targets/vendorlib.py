@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from dovetail.files import TemporaryFolder
 from dovetail.ir.layout import Layout
 from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.ir.types import Array
+from dovetail.records import Record, field
 from dovetail.target.calibration import work_of
 from dovetail.target.pattern import leaves
 
@@ -34,8 +35,7 @@ Argument = dt.CValue | Callable[[dt.Match], dt.CValue]
 _COMMENTS = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class Library:
+class Library(Record, dict=True):
     """A C library as files on disk.
 
     Raises:
@@ -184,8 +184,7 @@ def struct(c_type: str, members: Callable[[dt.Match], Mapping[str, dt.CValue]]) 
     return lambda match: dt.Struct(c_type, members(match))
 
 
-@dataclass(frozen=True)
-class Query:
+class Query(Record):
     """A C function of the library that returns the bytes of scratch a call of another needs."""
 
     function: str

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from dovetail.records import Record
 from dovetail.timing.clock import CopyQueue, EngineQueue, Issuer
 from dovetail.timing.transfers import FREE, CopyCost
 
 
-@dataclass(frozen=True, slots=True)
-class OperandLoad:
+class OperandLoad(Record):
     """Cost of copying an operand of a tile to the engine, and what the operand depends on."""
 
     copy: CopyCost
@@ -20,8 +20,7 @@ class OperandLoad:
     """Whether other channels of the result do."""
 
 
-@dataclass(frozen=True, slots=True)
-class TileCost:
+class TileCost(Record):
     """Cost of one kind of tile: cycles of the engine, each load, its constants and its store."""
 
     engine: int
@@ -35,8 +34,7 @@ class TileCost:
     constants: CopyCost = FREE
 
 
-@dataclass(frozen=True, slots=True)
-class TilePass:
+class TilePass(Record):
     """The tiles of a layer in their order."""
 
     tiles: Sequence[TileCost]

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from dovetail.ir.layout import Layout, nbytes
 from dovetail.ir.types import TensorType
 from dovetail.program.ir import Copy, dense_view
 from dovetail.program.transfers import dma_rows, dma_sizes, same_packing
+from dovetail.records import Record
 from dovetail.target.chip import Dma
 from dovetail.target.engine import StreamDma
 
 
-@dataclass(frozen=True, slots=True)
-class CopyCost:
+class CopyCost(Record):
     """Cost of a copy, or of several one after the other."""
 
     starts: int = 0

@@ -5,11 +5,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dovetail.errors import BuildError, MissingExtraError
+from dovetail.records import Record
 
 if TYPE_CHECKING:
     from elftools.elf.elffile import ELFFile
@@ -18,8 +18,7 @@ _WRITE, _ALLOCATE, _EXECUTE = 1, 2, 4  # section flags, System V ABI, chapter 4
 _FUNCTION, _SECTION, _FILE = 2, 3, 4  # symbol types, ibid.
 
 
-@dataclass(frozen=True, slots=True)
-class Symbol:
+class Symbol(Record):
     """A symbol of an ELF file: address, size in bytes (0 where the assembler gave none), whether it is a function."""
 
     address: int

@@ -6,11 +6,11 @@ Flags and their reasons: hardware/cores.md.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Literal
 
 from dovetail.errors import BuildError
 from dovetail.kernels.kernel import CALLING
+from dovetail.records import Record
 
 Family = Literal["riscv", "arm", "host"]
 """Family of instruction sets, as simulator and start-up code distinguish them."""
@@ -19,8 +19,7 @@ EMITTED_C = ("-fno-strict-aliasing", "-Wall", "-Wextra", "-Wconversion", "-Wshad
 """Options emitted C is compiled with wherever it is: bytes are read as other types; no warning is left."""
 
 
-@dataclass(frozen=True, slots=True)
-class InstructionSet:
+class InstructionSet(Record):
     """A core as the tools see it.
 
     Attributes:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -36,6 +36,7 @@ from dovetail.files import (
     thin_out,
     usable_cache,
 )
+from dovetail.records import Record
 
 Kind = Literal["zig", "gcc", "cc"]
 Defines = Mapping[str, str | int | None]
@@ -50,8 +51,7 @@ _BLANK = "\0"
 """In place of the name of a network, where that does not matter."""
 
 
-@dataclass(frozen=True, slots=True)
-class Compiler:
+class Compiler(Record):
     """A compiler driver."""
 
     command: tuple[str, ...]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
 from dovetail import kernels
@@ -13,12 +13,12 @@ from dovetail.kernels.c import Lines, integer
 from dovetail.program.ir import CORE, Begin, Call, Copy, LaunchStatement, Statement, View, Wait, stream_of
 from dovetail.program.series import ByteAddress, Number, Series
 from dovetail.program.transfers import Transfer, dma_transfers, ends_in_padding, transfers
+from dovetail.records import Record
 from dovetail.target.engine import Engine
 from dovetail.target.offload import Command, CValue, LibraryCall, Pointer, Struct
 
 
-@dataclass(frozen=True)
-class Hole:
+class Hole(Record):
     """A number in a line."""
 
     name: str
@@ -27,8 +27,7 @@ class Hole:
     """A place is in an array of C."""
 
 
-@dataclass(frozen=True)
-class Ticket:
+class Ticket(Record):
     """The ticket of a statement, in a line that waits for it."""
 
     statement: int
@@ -38,8 +37,7 @@ Part: TypeAlias = str | Hole | Ticket
 Parts: TypeAlias = tuple[Part, ...]
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(Record):
     """A statement of C."""
 
     parts: Parts

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 from dovetail.program.ir import Copy, Program, Wait, queue_of, stream_of
 from dovetail.program.transfers import dma_rows
+from dovetail.records import Record
 from dovetail.target.description import Target
 from dovetail.target.engine import Engine, Rows
 from dovetail.target.offload import Command, LibraryCall
 
 
-@dataclass(frozen=True)
-class CommandList:
+class CommandList(Record, dict=True):
     """A list of commands of consecutive statements, with which an engine is started once."""
 
     name: str

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 from dovetail.codegen.emit.lines import Hole, Line, Ticket, job_name, kernel_call, moves, statement_lines, text_of
@@ -14,6 +13,7 @@ from dovetail.codegen.emit.unit import Unit, state_bytes
 from dovetail.kernels.c import Lines, block, code, function, identifier, one_line
 from dovetail.program.ir import Begin, Call, LaunchStatement, Statement, StateVariable, Wait
 from dovetail.program.series import Loop
+from dovetail.records import Record
 from dovetail.schedule.region import Region
 
 
@@ -135,8 +135,7 @@ def _first_contents(unit: Unit, state: StateVariable, place: str, first: str) ->
     return block(step, [f"__builtin_memcpy({to}, {from_}, {content.size}u);"])
 
 
-@dataclass(frozen=True)
-class _StatementGroup:
+class _StatementGroup(Record):
     """Statements of one layer that follow one another."""
 
     begin: int
@@ -146,8 +145,7 @@ class _StatementGroup:
     """Indices of what core 0 does."""
 
 
-@dataclass(frozen=True)
-class _FunctionWriter:
+class _FunctionWriter(Record, dict=True):
     """Everything the functions are written from."""
 
     unit: Unit

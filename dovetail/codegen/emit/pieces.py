@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from dovetail.codegen.emit.lists import CommandList
 from dovetail.errors import ProgramError
 from dovetail.kernels.c import Lines, code
+from dovetail.records import Record
 from dovetail.target.description import Target
 from dovetail.target.engine import Engine
 
@@ -35,8 +35,7 @@ Kind: TypeAlias = "int | _LoopKind"
 """All that turns of one loop have in common: for a command its number of words."""
 
 
-@dataclass(frozen=True)
-class _LoopKind:
+class _LoopKind(Record):
     """Turns of the same items, in which each word grows by a step of its own."""
 
     count: int
@@ -47,8 +46,7 @@ class _LoopKind:
     """Words of all its turns."""
 
 
-@dataclass(frozen=True)
-class ListItem:
+class ListItem(Record):
     """A command, or a loop of commands."""
 
     kind: Kind

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from dovetail.kernels import Optimize
 from dovetail.kernels.c import guard
 from dovetail.notes import Note
 from dovetail.program.ir import LaunchStatement, View
+from dovetail.records import Record, field
 from dovetail.target.description import Target
 from dovetail.target.engine import Deployed, Engine, Launched
 from dovetail.version import __version__
@@ -50,8 +51,7 @@ _SEVERAL = re.compile(r"(?:(?<=\n)\n)?^#ifdef DOVETAIL_MAILBOX\n.*?^#endif /\* D
 """Parts of the start-up code for several cores."""
 
 
-@dataclass(frozen=True)
-class Project:
+class Project(Record):
     """An emitted project in memory: file contents by relative path."""
 
     files: Mapping[str, str]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 from dovetail.codegen.emit.lines import Hole, Line, rule_text, text_of
@@ -11,6 +10,7 @@ from dovetail.codegen.emit.tickets import Site, Tickets
 from dovetail.codegen.emit.unit import Unit
 from dovetail.kernels.c import array_definition
 from dovetail.program.series import ByteAddress, Loop, Number, Series, alike, series
+from dovetail.records import Record
 
 _TURN = "i"
 """The variable of the turn."""
@@ -25,8 +25,7 @@ def is_repeat(loop: Loop, lines: Mapping[int, tuple[Line, ...]]) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class Repeat:
+class Repeat(Record, dict=True):
     """A loop, and the lines of its statements."""
 
     unit: Unit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -12,6 +12,7 @@ from dovetail.ir.operators.linear import Linear
 from dovetail.ir.types import Array
 from dovetail.kernels.c import code
 from dovetail.kernels.sums import blocked
+from dovetail.records import Record
 from dovetail.target.pattern import Match
 
 Packer = Callable[[Match], Mapping[str, Array]]
@@ -21,8 +22,7 @@ _LANES = (1, 2, 3, 4, 5, 6, 8, 16)
 """Outputs that a kernel has side by side for each tap."""
 
 
-@dataclass(frozen=True)
-class BitRun:
+class BitRun(Record):
     """How far bits go along an axis of weights, in blocks of neighbours."""
 
     block: int
@@ -42,8 +42,7 @@ class BitRun:
         return -(-count // self.block), min(self.block, count)
 
 
-@dataclass(frozen=True)
-class StoredWeights:
+class StoredWeights(Record):
     """The weights of a layer in the array its engine reads: the lowest bit of weight (output, tap, channel) lies as far
     as its three indices go. Bits of a byte are counted from the lowest.
 
@@ -172,8 +171,7 @@ def _along(places: Array, count: int) -> BitRun | None:
     return along if np.array_equal(along.bits(count), far) else None
 
 
-@dataclass(frozen=True)
-class WeightOrder:
+class WeightOrder(Record):
     """How a kernel has its weights: loops over outputs, taps and channels."""
 
     lanes: int

@@ -9,10 +9,10 @@ from dovetail.codegen.emit.lines import Hole, Line, Ticket, text_of
 from dovetail.codegen.emit.unit import Unit
 from dovetail.program.ir import Call, Copy, Wait, stream_of
 from dovetail.program.series import Loop
+from dovetail.records import Record
 
 
-@dataclass(frozen=True)
-class Site:
+class Site(Record):
     """A start in a loop whose ticket is kept."""
 
     names: tuple[str, ...]

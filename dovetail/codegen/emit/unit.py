@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 
 import numpy as np
+from msgspec import Struct
 
 from dovetail import kernels
 from dovetail.codegen.emit.firmware import model_name
@@ -45,6 +46,7 @@ from dovetail.program.ir import (
 )
 from dovetail.program.loops import digest
 from dovetail.program.series import ByteAddress
+from dovetail.records import Record, field
 from dovetail.schedule.region import LaidRegion
 from dovetail.schedule.weights import narrow_weights_note
 from dovetail.target.description import Target
@@ -82,8 +84,7 @@ _LITTLE = 1 / 512
 _EXPONENTIALS = (FixedSoftmax, FixedSoftmax16, FixedLogSoftmax)
 
 
-@dataclass(frozen=True)
-class StackNeed:
+class StackNeed(Record):
     """Stack of a program whose `main` does nothing but compute inferences, interrupts apart."""
 
     nbytes: int | None
@@ -96,8 +97,7 @@ class StackNeed:
     """Bytes of code and constants, as the same compiler makes them; 0 where there is none."""
 
 
-@dataclass(frozen=True)
-class Unit:
+class Unit(Record, dict=True):
     """Everything the emitted text is made from."""
 
     program: Program
@@ -442,8 +442,7 @@ def read_in_place(program: Program) -> frozenset[str]:
     return frozenset(view.buffer for view in views if program.buffers[view.buffer].role is Role.CONSTANT)
 
 
-@dataclass
-class _ConstantNames:
+class _ConstantNames(Struct):
     """C names of constants and blocks, equal contents under one name."""
 
     constants: dict[str, tuple[str, Array]]

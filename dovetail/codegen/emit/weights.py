@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 
 from dovetail.ir.types import Array
 from dovetail.kernels.c import Lines, code
+from dovetail.records import Record
 
 
 class Weights(StrEnum):
@@ -38,8 +38,7 @@ _TYPES = {f"{kind}{bits}_t" for kind in ("int", "uint") for bits in (8, 16, 32, 
 """Types of C whose elements are the bytes numpy has, in little-endian order."""
 
 
-@dataclass(frozen=True)
-class BinaryArray:
+class BinaryArray(Record):
     """An array whose bytes are in the file."""
 
     array: Array

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from dovetail.documents import read_document
+from dovetail.records import Record
 from dovetail.sim.agent import read_secret
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -46,8 +46,7 @@ class SettingsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allow: tuple[str, ...] | str = ("127.0.0.0/8", "::1/128")
 
 
-@dataclass(frozen=True)
-class AgentSettings:
+class AgentSettings(Record):
     """Settings as the server uses them."""
 
     secret: bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from dovetail.guests.check.run import compiled_cases
 from dovetail.ir.graph import GraphBuilder
 from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.types import Array
+from dovetail.records import Record
 from dovetail.report import make_report
 from dovetail.run import chip_simulator, run_build
 from dovetail.target import Target, layers
@@ -38,8 +39,7 @@ Work = Mapping[str, float]
 """How much there is of each part of a layer's work."""
 
 
-@dataclass(frozen=True)
-class Fitted:
+class Fitted(Record):
     """Rates of a function or of a core's kernels."""
 
     name: str

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations, pairwise, product, zip_longest
 from math import inf
@@ -34,6 +33,7 @@ from dovetail.guests.check.layers import (
 )
 from dovetail.guests.check.networks import NETWORKS, FromNetworks
 from dovetail.ir.operators.arithmetic import Rounding
+from dovetail.records import Record
 from dovetail.sim.worker import BUG
 from dovetail.target.description import Target
 from dovetail.target.engine import Engine
@@ -70,8 +70,7 @@ _BASES = ({}, {"channels": 1}, dict.fromkeys(PADS, 0), {"kernel_rows": 1, "kerne
 """Points at which the search for a layer that an engine takes begins: the last is the mean of a whole image."""
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(Record):
     """Limits on the number of cases that are tried."""
 
     work: int
@@ -96,8 +95,7 @@ _BINS = 4
 """Cases a setting is tried to be put into before it gets one of its own."""
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(Record):
     """A layer that is tried."""
 
     engine: str
@@ -120,8 +118,7 @@ class Case:
     """Bytes the engine's memory is cut down to, so that the layer is computed in tiles; 0 for all there is."""
 
 
-@dataclass(frozen=True)
-class PointCheck:
+class PointCheck(Record):
     """The layer of a point, and every limit it breaks."""
 
     layer: MadeLayer

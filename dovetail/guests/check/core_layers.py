@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from dovetail.ir.graph import Graph
 from dovetail.kernels import core_traits, offered
 from dovetail.program.interpret import sample_inputs
 from dovetail.prove import difference
+from dovetail.records import Record
 from dovetail.run import chip_simulator, run_build
 from dovetail.schedule.partition import partition
 from dovetail.target.description import Target
@@ -47,8 +48,7 @@ _SETTINGS: dict[str, Sequence[int]] = {
 """Values that the settings of a network are drawn from; the first ones are those of the first layer of each kind."""
 
 
-@dataclass(frozen=True)
-class _CoreLayer:
+class _CoreLayer(Record):
     """The outcome of a small network."""
 
     kind: str

@@ -14,10 +14,10 @@ from dovetail.guests.check.networks import NETWORKS
 from dovetail.guests.check.run import Outcome
 from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.ir.types import Array
+from dovetail.records import Record
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(Record):
     """Something that is wrong."""
 
     title: str
@@ -34,8 +34,7 @@ class Finding:
     """Other offloads with the same suspicion."""
 
 
-@dataclass(frozen=True)
-class Tested:
+class Tested(Record):
     """An offload's cases on one simulator."""
 
     engine: str

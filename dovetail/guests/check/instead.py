@@ -20,6 +20,7 @@ from dovetail.ir.operators.movement import Pad
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, Pool2d, SumPool2d
 from dovetail.ir.pattern import apply
 from dovetail.ir.types import Array, DType
+from dovetail.records import Record
 
 ArrayChange = Callable[[Array], Array]
 Compute = Callable[[Sequence[Array]], Array]
@@ -32,8 +33,7 @@ _REQUANTIZE = apply(Requantize)
 FORGOTTEN_ZERO = "forgotten zero point: differs by the operand's zero point times the sum of the weights"
 
 
-@dataclass(frozen=True)
-class MutantResult:
+class MutantResult(Record):
     """The result of a mistake."""
 
     sentence: str

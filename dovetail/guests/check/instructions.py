@@ -11,7 +11,7 @@ import ast
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from dovetail.files import TemporaryFolder
 from dovetail.guests.check.findings import Checked, Finding, Tested
 from dovetail.ir.types import Array
 from dovetail.kernels.helpers import helper_source
+from dovetail.records import Record
 from dovetail.sim.core_rtl import build_core
 from dovetail.sim.device import regions_of
 from dovetail.sim.protocol import SimulationSetup
@@ -46,8 +47,7 @@ FORMS = ("own", "plain")
 """The core's form, and that of any core."""
 
 
-@dataclass(frozen=True)
-class InstructionTrial:
+class InstructionTrial(Record):
     """An instruction or a function, and operands for it."""
 
     name: str

@@ -7,7 +7,7 @@ long, several launches follow at once, and one reads what the one before gave.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from dovetail.ir.graph import Graph, GraphBuilder, evaluate
 from dovetail.ir.operators.arithmetic import Lookup
 from dovetail.ir.operators.movement import Concat
 from dovetail.ir.types import Array, DType, TensorType
+from dovetail.records import Record
 from dovetail.target.description import Target
 from dovetail.target.offload import Offload
 
@@ -47,8 +48,7 @@ _INSIDE = (
 )
 
 
-@dataclass(frozen=True)
-class _Network:
+class _Network(Record):
     """Some layers of one offload."""
 
     graph: Graph

@@ -23,6 +23,7 @@ from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
 from dovetail.ir.operators.user import UserOperator
 from dovetail.ir.pattern import operators_of
 from dovetail.ir.types import Array, DType, TensorType
+from dovetail.records import Record
 from dovetail.target.offload import Cases
 from dovetail.target.pattern import Apply, Leaf, Pattern
 
@@ -161,8 +162,7 @@ def require_small(condition: bool, *kinds: TensorType) -> None:
     require(condition and all(kind.elements <= MOST_ELEMENTS for kind in kinds), "too large to be tried")
 
 
-@dataclass(frozen=True)
-class MadeLayer:
+class MadeLayer(Record):
     """A layer in a graph, with operands and the result it must give."""
 
     root: str

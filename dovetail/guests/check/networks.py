@@ -24,6 +24,7 @@ from dovetail.ir.rewrite import simplify
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.legalize import adapt
 from dovetail.quantize import quantize
+from dovetail.records import Record
 from dovetail.target.description import Policy, Target
 from dovetail.target.offload import Cases, Offload
 from dovetail.target.pattern import Constraint, Match, Pattern, Scope, match_pattern
@@ -34,8 +35,7 @@ _STEP = 0.0625
 """The scale of activations, about."""
 
 
-@dataclass(frozen=True)
-class RealValue:
+class RealValue(Record):
     """A float value of a network, and the scale of the integers it stands on."""
 
     name: str
@@ -178,8 +178,7 @@ NETWORKS: tuple[tuple[str, Callable[[CheckNetwork], RealValue]], ...] = (
 """The usual networks, in words and as the functions that make them."""
 
 
-@dataclass(frozen=True)
-class FromNetworks:
+class FromNetworks(Record):
     """How layers of an offload are made from networks: called with settings, it gives the part its pattern matches."""
 
     pattern: Pattern

@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -28,6 +28,7 @@ from dovetail.ir.layout import Layout
 from dovetail.ir.types import Array, TensorType
 from dovetail.program.interpret import ProgramInterpreter
 from dovetail.program.ir import LaunchStatement, View, byte_places, dense_view, load, store
+from dovetail.records import Record
 from dovetail.report import make_report
 from dovetail.run import Watchdog, run_build
 from dovetail.schedule.partition import initial_partition
@@ -278,8 +279,7 @@ STOPPED = "not tried: the check was interrupted"
 _BATCH = 32
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(Record):
     """The result of a case, or the reason why it was not computed."""
 
     case: Case

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 
 from dovetail.claims import OF_LAYER, OF_NETWORK, is_off
@@ -32,6 +32,7 @@ from dovetail.guests.check.layers import NoLayerError, left_out
 from dovetail.guests.check.networks import through_policies
 from dovetail.guests.check.run import SECONDS, STOPPED, Outcome, has_model, in_no_time, run, run_until_stopped
 from dovetail.guests.check.suspect import MinimalCase, alike, explained, shrink, suspicions
+from dovetail.records import Record
 from dovetail.run import SIMULATORS, verilog_devices
 from dovetail.target.description import Target
 from dovetail.target.engine import Engine
@@ -50,8 +51,7 @@ _TILED = 3
 """Cases of each offload that are computed in tiles too."""
 
 
-@dataclass(frozen=True)
-class Order:
+class Order(Record):
     """Settings of a check."""
 
     limits: Limits
@@ -145,8 +145,7 @@ def _of_declarations(sentence: str, suspicion: str = "") -> Finding:
     return Finding(sentence, (suspicion or sentence,))
 
 
-@dataclass(frozen=True)
-class _SimulatorRun:
+class _SimulatorRun(Record):
     """An offload's cases on a simulator."""
 
     simulator: str
@@ -164,8 +163,7 @@ class _SimulatorRun:
         return any(one.failed for one in self.outcomes)
 
 
-@dataclass(frozen=True)
-class _OffloadOutcome:
+class _OffloadOutcome(Record):
     """The runs of an offload's cases; may come from another process."""
 
     lints: tuple[Finding, ...] = ()
@@ -221,8 +219,7 @@ def simulators(target: Target, engine: Engine, order: Order) -> tuple[str, ...]:
     return order.simulators
 
 
-@dataclass(frozen=True)
-class _Checker:
+class _Checker(Record):
     """Tries the offloads of a target, and looks for what is wrong with them."""
 
     target: Target

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from dovetail.guests.check.instead import instead
 from dovetail.guests.check.layers import LEAST, MADE, PADS, SIZES, single
 from dovetail.guests.check.run import Outcome
 from dovetail.ir.types import Array
+from dovetail.records import Record
 from dovetail.sim.device import INITIAL_BYTE
 from dovetail.target.offload import Offload
 
@@ -28,8 +29,7 @@ Attempt = Callable[[Sequence[Case]], list[Outcome]]
 """Runs cases."""
 
 
-@dataclass(frozen=True)
-class MinimalCase:
+class MinimalCase(Record):
     """A failing case in its smallest form."""
 
     outcome: Outcome

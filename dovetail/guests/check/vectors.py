@@ -18,7 +18,6 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -41,6 +40,7 @@ from dovetail.guests.check.run import INSTRUCTIONS, SECONDS, compiled_cases, tak
 from dovetail.ir.types import Array
 from dovetail.program.interpret import ProgramInterpreter, observe
 from dovetail.program.ir import Role, View
+from dovetail.records import Record, field
 from dovetail.run import Watchdog, run_build
 from dovetail.sim.device import accesses
 from dovetail.target.description import Target
@@ -95,8 +95,7 @@ class VectorIndex(msgspec.Struct, frozen=True, kw_only=True):
     """Launches, in order."""
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(Record):
     """Bytes at an address of the engine's memory."""
 
     name: str
@@ -107,8 +106,7 @@ class Block:
     """Bytes, as uint8."""
 
 
-@dataclass(frozen=True)
-class Vectors:
+class Vectors(Record):
     """Operands, constants and result of one launch of an engine."""
 
     kernel: str

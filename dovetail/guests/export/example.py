@@ -7,7 +7,6 @@ line, counter of cycles. `EXAMPLES` has a row for each kind of board.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,7 @@ from dovetail.ir.graph import evaluate
 from dovetail.ir.layout import from_notation, to_bytes
 from dovetail.ir.types import Array
 from dovetail.prove import is_approximate, read_graph
+from dovetail.records import Record, field
 from dovetail.run import ProjectBuild
 from dovetail.target.parts import PARTS
 
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from dovetail.folders import Contents
 
 
-@dataclass(frozen=True)
-class ExampleProject:
+class ExampleProject(Record):
     """A program for a kind of board."""
 
     form: str

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from dovetail.codegen.emit.project import defines
 from dovetail.codegen.manifest import BuildPort
 from dovetail.errors import BuildError
+from dovetail.records import Record, field
 from dovetail.run import ProjectBuild
 from dovetail.templates import Template
 
@@ -27,8 +28,7 @@ _SURROUNDINGS = re.compile(r"(_start\.S|/dovetail_rt\.c|/sim_main\.c|_arena\.c|/
 _FOR_SIMULATORS = ("src/board_network.h", "runtime/board.h")
 
 
-@dataclass(frozen=True)
-class ExportLibrary:
+class ExportLibrary(Record):
     """A network as C files in one folder."""
 
     name: str

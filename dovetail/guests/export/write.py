@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
@@ -22,14 +21,14 @@ from dovetail.guests.export.library import (
     library_of,
     template,
 )
+from dovetail.records import Record, field
 from dovetail.run import ProjectBuild
 
 if TYPE_CHECKING:
     from dovetail.folders import Contents
 
 
-@dataclass(frozen=True)
-class ExportForm:
+class ExportForm(Record):
     """The form that one build system takes. `@name@` stands for the network's name everywhere."""
 
     use: str

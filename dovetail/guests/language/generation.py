@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from dovetail.errors import DovetailError
 from dovetail.ir.graph import Graph, evaluate
 from dovetail.ir.types import Array, TensorType
+from dovetail.records import Record
 
 
-@dataclass(frozen=True)
-class Sampling:
+class Sampling(Record):
     """How a token is chosen."""
 
     temperature: float = 0.0
@@ -30,8 +29,7 @@ class Sampling:
         return int(min(np.searchsorted(np.cumsum(powers), drawn, side="right"), len(powers) - 1))
 
 
-@dataclass(frozen=True)
-class Roles:
+class Roles(Record):
     """The inputs of a language model, by their names."""
 
     token: str

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dovetail.errors import DovetailError, MissingExtraError
+from dovetail.records import Record
 
 MOST_TOKENS = 1 << 20
 """Most tokens of a vocabulary."""
@@ -104,8 +105,7 @@ def _damaged(file: Path) -> DovetailError:
     return DovetailError("this is no tokenizer, or it is damaged", where=str(file), hint=hint)
 
 
-@dataclass(frozen=True)
-class _HuggingFace:
+class _HuggingFace(Record):
     """A `tokenizer.json`."""
 
     inner: Any
@@ -119,8 +119,7 @@ class _HuggingFace:
         return str(self.inner.decode(tokens, skip_special_tokens=True))
 
 
-@dataclass(frozen=True)
-class _SentencePiece:
+class _SentencePiece(Record):
     """A `.model` of SentencePiece."""
 
     inner: Any

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from dovetail.compile import Compiled, Options, compile_graph
 from dovetail.errors import ModelError, PlanError, TargetError
 from dovetail.ir.graph import Graph
 from dovetail.ir.onnx_file import graph_bytes
+from dovetail.records import Record, field
 from dovetail.schedule.assign.costs import RegionCosts
 from dovetail.schedule.partition import initial_partition
 from dovetail.target.description import Target
@@ -46,8 +47,7 @@ CORE_COPIES = 1
 _OWN = re.compile(rf'^#include "{MODEL}[a-z_]*\.h"\n', re.M)
 
 
-@dataclass(frozen=True)
-class PieceProgram:
+class PieceProgram(Record):
     """A compiled piece as C."""
 
     source: str
@@ -61,8 +61,7 @@ class PieceProgram:
     """Alignment of the element's data."""
 
 
-@dataclass(frozen=True, eq=False)
-class CompiledPieces:
+class CompiledPieces(Record, eq=False):
     """The compiler of an element's target; equal pieces are compiled once."""
 
     target: Target

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -15,6 +14,7 @@ from dovetail.ir.crop import crop
 from dovetail.ir.graph import Graph
 from dovetail.ir.operators.movement import Transpose
 from dovetail.ir.types import full_box
+from dovetail.records import Record
 from dovetail.target.mesh import CoreClocks, Mesh, Work
 
 SUMS_TOGETHER = 512
@@ -25,8 +25,7 @@ _TABLES = 20 * 1024
 """Bytes of the tables by which floats are quantised, at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(Record):
     """Into how many parts each axis is cut."""
 
     rows: int = 1
@@ -40,8 +39,7 @@ class Cut:
         return self.rows * self.columns * self.channels * self.sums
 
 
-@dataclass(frozen=True, slots=True)
-class PieceSizes:
+class PieceSizes(Record):
     """Sizes of pieces along each axis, one entry per piece (or per candidate cut)."""
 
     rows: Ints
@@ -62,8 +60,7 @@ class PieceSizes:
         return np.asarray(self.rows * self.columns * self.channels)
 
 
-@dataclass(frozen=True, slots=True)
-class CutCosts:
+class CutCosts(Record):
     """Clocks and bytes of pieces, one entry each."""
 
     clocks: Ints
@@ -88,8 +85,7 @@ class CutCosts:
         return np.asarray(self.fixed + slots[0] * self.slot + self.others)
 
 
-@dataclass(frozen=True)
-class Frontier:
+class Frontier(Record):
     """The Pareto-optimal cuts of a layer: more pieces, less time."""
 
     cuts: tuple[Cut, ...]

@@ -16,6 +16,7 @@ import numpy as np
 
 from dovetail.errors import SimulationError
 from dovetail.guests.mesh.layers import Ints
+from dovetail.records import Record
 from dovetail.sim.device import Activity, Bus, find
 from dovetail.sim.mac_array import KINDS, ROWS_JOB, compute, macs, work_of
 from dovetail.target.mesh import MacArray
@@ -54,8 +55,7 @@ class _PieceProgress:
     """Inputs whose slots were given back."""
 
 
-@dataclass(frozen=True)
-class StoredPart:
+class StoredPart(Record):
     """Part of a tensor that a piece stored."""
 
     piece: int

@@ -16,7 +16,7 @@ from __future__ import annotations
 import struct
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Annotated
 
@@ -39,6 +39,7 @@ from dovetail.guests.mesh.programs import (
 )
 from dovetail.guests.mesh.sections import LAYER_CODE
 from dovetail.guests.mesh.topology import word_of
+from dovetail.records import Record
 from dovetail.sim.rack import LoadKind
 from dovetail.target.description import Target
 
@@ -68,8 +69,7 @@ class ElementRecord(msgspec.Struct, frozen=True):
         return word_of(self.on)
 
 
-@dataclass(frozen=True)
-class Element:
+class Element(Record):
     """An element with what it is loaded with."""
 
     record: ElementRecord
@@ -79,8 +79,7 @@ class Element:
     """Numbers of its pieces, over all sections."""
 
 
-@dataclass(frozen=True)
-class MeshProject:
+class MeshProject(Record):
     """Everything that is emitted."""
 
     elements: tuple[Element, ...]
@@ -246,8 +245,7 @@ def read_chip_image(content: bytes) -> Iterator[tuple[LoadKind, int, bytes]]:
         yield LoadKind.DRAM, chip, content[end:]
 
 
-@dataclass(frozen=True)
-class _SectionTurn:
+class _SectionTurn(Record):
     """The part of a program an element runs in a section, with its loads."""
 
     part: int = _NO_PART

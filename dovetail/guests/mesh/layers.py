@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from math import prod
@@ -23,6 +23,7 @@ from dovetail.ir.requantisation.lines import ChannelLines, lines_of
 from dovetail.ir.types import Array, Box, DType, Shape, TensorType, full_box
 from dovetail.kernels.scope import KernelScope as Parts
 from dovetail.kernels.scope import split
+from dovetail.records import Record, field
 from dovetail.schedule.region import Region
 
 INPUT = -1
@@ -47,8 +48,7 @@ class LineUse(enum.IntEnum):
     NOT, PLAIN, GAINING = range(3)
 
 
-@dataclass(frozen=True)
-class OperandRead:
+class OperandRead(Record):
     """An operand, of which a piece reads, per axis, from `step * start - lead` on, `span` beyond the last step."""
 
     name: str
@@ -70,8 +70,7 @@ class OperandRead:
     """As the network calls it: `value`, or a view of it."""
 
 
-@dataclass(frozen=True)
-class MeshLayer:
+class MeshLayer(Record, dict=True):
     """A region of the network as the mesh computes it."""
 
     index: int
@@ -238,8 +237,7 @@ def layers_of(graph: Graph, regions: Sequence[Region]) -> tuple[MeshLayer, ...]:
     return tuple(layers)
 
 
-@dataclass(frozen=True)
-class MeshNetwork:
+class MeshNetwork(Record):
     """A network as a mesh takes it."""
 
     graph: Graph
@@ -263,8 +261,7 @@ def network_of(graph: Graph, regions: Sequence[Region]) -> MeshNetwork:
     return MeshNetwork(graph, layers, {name: producers[name] for name in graph.outputs})
 
 
-@dataclass(frozen=True)
-class _MeshLayerBuilder:
+class _MeshLayerBuilder(Record):
     """The whole network while its layers are made."""
 
     graph: Graph

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,12 +17,12 @@ from dovetail.guests.mesh.sections import LAYER_CODE, SectionSearch, SectionTime
 from dovetail.guests.mesh.simulate import StreamTiming, simulate
 from dovetail.guests.mesh.topology import Topology
 from dovetail.ir.graph import Graph
+from dovetail.records import Record
 from dovetail.schedule.region import Region
 from dovetail.target.mesh import Mesh
 
 
-@dataclass(frozen=True)
-class Performance:
+class Performance(Record):
     """Times of inputs, in clocks."""
 
     latency: float

@@ -8,7 +8,7 @@ of two that clash can both be named.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,6 +27,7 @@ from dovetail.guests.mesh.layers import MeshLayer
 from dovetail.guests.mesh.partition import boxes_of
 from dovetail.guests.mesh.topology import Topology
 from dovetail.ir.types import Box
+from dovetail.records import Record, field
 from dovetail.target.mesh import Mesh
 
 SCHEMA = 2
@@ -97,8 +98,7 @@ class MappingRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     routes: tuple[tuple[Pair, ...] | ChipRouteRecord, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WishPlace:
+class WishPlace(Record):
     """A place in a mapping file, or the file of a part, that something was read from."""
 
     document: Document[Any]
@@ -124,8 +124,7 @@ def unread(name: str, hint: str = HINT) -> WishPlace:
     return WishPlace(Document(None, name, "", "yaml", PlanError, hint))
 
 
-@dataclass(frozen=True, slots=True)
-class PieceWish:
+class PieceWish(Record):
     """A piece."""
 
     box: Box | None
@@ -135,8 +134,7 @@ class PieceWish:
     at: WishPlace
 
 
-@dataclass(frozen=True)
-class LayerBoxes:
+class LayerBoxes(Record):
     """The pieces of a layer."""
 
     cut: Cut
@@ -148,8 +146,7 @@ class LayerBoxes:
     """The wish for each; at the layer's place in the file for pieces the file leaves out."""
 
 
-@dataclass(frozen=True, slots=True)
-class LayerWish:
+class LayerWish(Record):
     """A layer."""
 
     name: str
@@ -165,8 +162,7 @@ class LayerWish:
         return self.boxes.pieces if self.boxes else ()
 
 
-@dataclass(frozen=True, slots=True)
-class ElementPool:
+class ElementPool(Record):
     """Elements that some layers share."""
 
     elements: tuple[int, ...]
@@ -174,8 +170,7 @@ class ElementPool:
     """Its place in the file; None for the elements that no group or piece has."""
 
 
-@dataclass(frozen=True, slots=True)
-class RouteWish:
+class RouteWish(Record):
     """A way of messages, from its first place to its last."""
 
     chip: Pair | None
@@ -184,8 +179,7 @@ class RouteWish:
     at: WishPlace
 
 
-@dataclass(frozen=True)
-class MappingWishes:
+class MappingWishes(Record):
     """Wishes of a mapping file."""
 
     at: WishPlace
@@ -203,8 +197,7 @@ class MappingWishes:
         return not (named or len(self.pools) > 1 or self.routes)
 
 
-@dataclass(frozen=True)
-class PartWishes:
+class PartWishes(Record):
     """Pieces that models of elements compute; see `parts.py`."""
 
     elements: Mapping[str, Position | None] = field(default_factory=dict)

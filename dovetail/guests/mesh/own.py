@@ -10,7 +10,7 @@ most clocks first, each on the element with the fewest so far that has the memor
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -37,6 +37,7 @@ from dovetail.guests.mesh.placement import MeshMapping, SectionPlacement, place,
 from dovetail.guests.mesh.topology import FAR, Topology, Trees, build_topology, routers_beside
 from dovetail.guests.mesh.traffic import traffic_of
 from dovetail.ir.graph import Graph
+from dovetail.records import Record
 from dovetail.schedule.region import Region
 from dovetail.target.mesh import Mesh
 
@@ -102,8 +103,7 @@ def _usual_elements(section: Section, topology: Topology, outputs: frozenset[int
     return elements
 
 
-@dataclass(frozen=True)
-class _Cutting:
+class _Cutting(Record, dict=True):
     """Cuts layers into pieces and gives each an element, for certain slots."""
 
     layers: Sequence[MeshLayer]

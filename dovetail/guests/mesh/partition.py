@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -32,6 +32,7 @@ from dovetail.guests.mesh.cuts import (
 from dovetail.guests.mesh.layers import INPUT, Ints, MeshLayer, OperandRead, box_of
 from dovetail.guests.mesh.topology import Topology
 from dovetail.ir.types import Array, Box, TensorType, box_shape, box_slices
+from dovetail.records import Record, field
 from dovetail.target.mesh import Mesh
 
 
@@ -87,8 +88,7 @@ _OWN_SHARE = 0.5
 """Share of a link its neighbours' exchange is given when slabs are chosen: routes of others pass it too."""
 
 
-@dataclass(frozen=True, slots=True)
-class SlabGroup:
+class SlabGroup(Record):
     """Consecutive layers whose images are cut into the same slabs."""
 
     first: int
@@ -104,8 +104,7 @@ def _height(layer: MeshLayer) -> int:
     return layer.image[0] if layer.cuttable[0] else 1
 
 
-@dataclass(frozen=True)
-class SlabSearch:
+class SlabSearch(Record):
     """Chooses the groups of a network's layers and a cut for each layer."""
 
     layers: Sequence[MeshLayer]
@@ -229,8 +228,7 @@ def _spread_numbers(most: int) -> list[int]:
     return numbers
 
 
-@dataclass(frozen=True)
-class MeshStage:
+class MeshStage(Record):
     """A layer cut into pieces, numbered by rows, columns, channels, sums, the last fastest."""
 
     layer: MeshLayer
@@ -286,8 +284,7 @@ class MeshStage:
         return np.nonzero(self.last | (reading is self.layer.readings[0]))[0]
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(Record, dict=True):
     """Stages that are on the mesh at the same time; what comes from other sections comes through DRAM."""
 
     stages: tuple[MeshStage, ...]

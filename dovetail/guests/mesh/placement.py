@@ -15,6 +15,7 @@ from dovetail.guests.mesh.partition import Objective, Section
 from dovetail.guests.mesh.topology import Topology, Trees
 from dovetail.guests.mesh.traffic import Floats, Flows, Traffic, chip_flows, link_bytes, spread, traffic_of
 from dovetail.ir.graph import Graph
+from dovetail.records import Record
 from dovetail.target.mesh import Mesh
 
 _SWAPS = 400
@@ -23,8 +24,7 @@ TRIES = 12
 """Times this is done for a board."""
 
 
-@dataclass(frozen=True)
-class SectionPlacement:
+class SectionPlacement(Record, dict=True):
     """A section on elements."""
 
     section: Section
@@ -162,8 +162,7 @@ def _between(topology: Topology, traffic: Traffic, element: Ints) -> NDArray[np.
     return total
 
 
-@dataclass(frozen=True)
-class Tables:
+class Tables(Record):
     """Routing tables. An entry takes the messages whose key, less its lowest bits, is the entry's."""
 
     key: Ints
@@ -227,8 +226,7 @@ def _visits(flows: Flows, chips: int) -> tuple[Ints, Ints, Ints, Ints]:
     return code // chips, code % chips, ways, np.where(here, flows.group[code // chips], -1)
 
 
-@dataclass(frozen=True)
-class MeshMapping:
+class MeshMapping(Record, dict=True):
     """A network on a mesh."""
 
     network: MeshNetwork
@@ -296,8 +294,7 @@ class TreeSegment:
         return len(self.link) - 1
 
 
-@dataclass(frozen=True)
-class Links:
+class Links(Record):
     """Numbers of everything that carries bytes: links between chips, links on chips, DRAM."""
 
     topology: Topology

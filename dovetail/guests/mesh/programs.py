@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from types import MappingProxyType
 
@@ -22,6 +22,7 @@ from dovetail.guests.mesh.placement import SectionPlacement, Tables
 from dovetail.ir.graph import Graph, Node, part_of
 from dovetail.ir.types import Box, box_shape
 from dovetail.kernels import CoreKernel, core_traits
+from dovetail.records import Record
 from dovetail.target.description import Target
 from dovetail.target.mesh import pack_weights
 
@@ -35,8 +36,7 @@ _FILL = struct.Struct("<7I")
 """`mesh_fill_t`."""
 
 
-@dataclass(frozen=True)
-class OperandPlace:
+class OperandPlace(Record):
     """Place of an operand in an element's memory: a box of an image, NHWC."""
 
     start: tuple[int, int, int]
@@ -51,8 +51,7 @@ class OperandPlace:
     """The padding, as a byte."""
 
 
-@dataclass(frozen=True)
-class PieceBuffer:
+class PieceBuffer(Record):
     """An array of a piece's program, at a multiple of 16 bytes; its contents are of no use to the next input."""
 
     name: str
@@ -70,8 +69,7 @@ class PieceBuffer:
         return prod(self.shape) * (4 if self.c_type == "int32_t" else 1)
 
 
-@dataclass(frozen=True)
-class PieceCode:
+class PieceCode(Record):
     """The code of pieces that differ in nothing but their data."""
 
     source: str
@@ -81,8 +79,7 @@ class PieceCode:
     """Alignment of its data."""
 
 
-@dataclass(frozen=True)
-class ElementProgram:
+class ElementProgram(Record):
     """The program of a piece."""
 
     code: PieceCode

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, cached_property, partial
 from importlib.util import find_spec
 from itertools import product
@@ -30,6 +30,7 @@ from dovetail.guests.mesh.placement import MeshMapping
 from dovetail.guests.mesh.programs import ELEMENT_HEADER, TRANSFER
 from dovetail.guests.mesh.topology import Topology, build_topology, name_of, word_of
 from dovetail.ir.types import Array
+from dovetail.records import Record
 from dovetail.sim.device import DeviceSpec, regions_of, target_devices
 from dovetail.sim.protocol import RunRequest, SimulationSetup
 from dovetail.sim.rack import LoadKind, RackBackend, RackContents, RackRun, RefusedError
@@ -41,8 +42,7 @@ _LIMIT = 2_000_000_000
 LOST_HINT = "look for a bad pointer in the element's driver or device model, or give the process more memory"
 
 
-@dataclass(frozen=True, slots=True)
-class ElementJob:
+class ElementJob(Record):
     """An element to run; may be sent to another machine."""
 
     firmware: bytes
@@ -61,8 +61,7 @@ class ElementJob:
     """Per input: tensor in DRAM by number."""
 
 
-@dataclass(frozen=True, slots=True)
-class ElementRun:
+class ElementRun(Record):
     """Messages, results and cycles of an element."""
 
     sent: Mapping[int, Mapping[int, bytes]]
@@ -154,8 +153,7 @@ _CHIP = 0xFFFF0000
 """Bits of an element's word that say which chip it is on."""
 
 
-@dataclass(frozen=True)
-class _LoadedPiece:
+class _LoadedPiece(Record):
     """A piece by its data."""
 
     section: int
@@ -170,8 +168,7 @@ class _LoadedPiece:
     stores: bool
 
 
-@dataclass(frozen=True)
-class _LoadedElement:
+class _LoadedElement(Record):
     """An element by what it was loaded with."""
 
     word: int
@@ -443,8 +440,7 @@ def _ready(one: _LoadedElement, todo: set[int], done: frozenset[int], keys: set[
     return frozenset(pieces)
 
 
-@dataclass(frozen=True)
-class ExactRun:
+class ExactRun(Record):
     """Outputs of the elements of a network, and what they used."""
 
     outputs: tuple[Mapping[str, Array], ...]

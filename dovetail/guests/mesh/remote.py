@@ -10,7 +10,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from dovetail.ir.onnx_file import load_graph
 from dovetail.ir.types import Array
 from dovetail.operators import combined, known_operators
 from dovetail.options import Options
+from dovetail.records import Record
 from dovetail.sim.board import opener
 from dovetail.sim.frames import (
     BoardRestart,
@@ -57,8 +57,7 @@ _FOLDERS = ("programs", "runtime", "driver", "link.ld", "chips")
 _HINT = "see that a rack of the mesh's target is there: dovetail agent, or mesh_manager.c"
 
 
-@dataclass(frozen=True)
-class MeshRun:
+class MeshRun(Record):
     """Outputs and cycles of a stream of inputs, and how the line was."""
 
     outputs: tuple[Mapping[str, Array], ...]

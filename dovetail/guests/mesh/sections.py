@@ -10,7 +10,7 @@ Candidates are placed and measured by the model of time, since fetching and stor
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -32,6 +32,7 @@ from dovetail.guests.mesh.partition import (
 from dovetail.guests.mesh.placement import SectionPlacement, place
 from dovetail.guests.mesh.simulate import StreamTiming, charged, simulate
 from dovetail.guests.mesh.topology import Topology
+from dovetail.records import Record
 
 LAYER_CODE = 1536
 """Bytes of an element's code for each layer, beside `Mesh.code`: its program is that of all sections."""
@@ -47,8 +48,7 @@ _ROUNDS = (2, 3, 4, 6, 8, 12, 16)
 """Numbers of parts that a layer too large is computed in."""
 
 
-@dataclass(frozen=True, eq=False)
-class SectionTimes:
+class SectionTimes(Record, eq=False, dict=True):
     """A section on elements, with its times in clocks."""
 
     placed: SectionPlacement
@@ -145,8 +145,7 @@ def _orders(topology: Topology) -> tuple[Topology, Topology]:
     return topology, replace(topology, elements=topology.elements[np.lexsort((topology.elements, hops, chip))])
 
 
-@dataclass(frozen=True)
-class SectionSearch:
+class SectionSearch(Record, dict=True):
     """Finds the sections that take the least time one after the other on one chip, by dynamic programming."""
 
     layers: Sequence[MeshLayer]

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,14 +23,14 @@ from dovetail.errors import SimulationError
 from dovetail.guests.mesh.layers import Ints
 from dovetail.guests.mesh.placement import Router, SectionPlacement, TreeSegment
 from dovetail.guests.mesh.traffic import Fetch, Floats
+from dovetail.records import Record
 
 _START, _FINISH, _SENT, _HOP = range(4)
 _BACK, _MADE, _FREE = 1, 2, 4
 """Points of a piece's turn: slots given back, its message there to be sent, its element free."""
 
 
-@dataclass(frozen=True)
-class StreamTiming:
+class StreamTiming(Record):
     """Times of a stream of inputs, in clocks of the elements."""
 
     latency: float
@@ -54,8 +53,7 @@ class StreamTiming:
     """[inputs, pieces] when all messages of each piece were there."""
 
 
-@dataclass(frozen=True)
-class _Senders:
+class _Senders(Record):
     """Pieces, and behind them what is fetched from DRAM: who sends what to whom by which tree."""
 
     size: Floats

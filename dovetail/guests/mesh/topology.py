@@ -8,7 +8,7 @@ one source every router is reached through one router before it, so routes to ma
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dovetail.errors import TargetError
 from dovetail.guests.mesh.layers import Ints
+from dovetail.records import Record
 from dovetail.target.mesh import Faults, Mesh, Place
 
 FAR = 1 << 20
@@ -32,8 +33,7 @@ def name_of(word: int) -> str:
     return f"({word >> 24}, {word >> 16 & 0xFF}, {word & 0xFFFF})"
 
 
-@dataclass(frozen=True)
-class Trees:
+class Trees(Record, dict=True):
     """Routes between all pairs of routers."""
 
     parent: NDArray[np.int32]
@@ -129,8 +129,7 @@ def tree_links(trees: Trees, source: Ints, flow: Ints, router: Ints) -> tuple[In
     return links // count, links % count
 
 
-@dataclass(frozen=True)
-class Topology:
+class Topology(Record, dict=True):
     """Chips, routers and elements by number."""
 
     mesh: Mesh

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,12 +11,12 @@ from numpy.typing import NDArray
 from dovetail.guests.mesh.layers import Ints, OperandRead
 from dovetail.guests.mesh.partition import MeshStage, Section, read_span
 from dovetail.guests.mesh.topology import Topology, tree_links
+from dovetail.records import Record
 
 Floats = NDArray[Any]
 
 
-@dataclass(frozen=True)
-class Traffic:
+class Traffic(Record):
     """The messages of a section; piece i sends message i."""
 
     size: Ints
@@ -51,8 +50,7 @@ class Traffic:
         return order[entry], self.members[owner]
 
 
-@dataclass(frozen=True)
-class Fetch:
+class Fetch(Record):
     """An operand that a stage's pieces read from DRAM."""
 
     pieces: Ints
@@ -133,8 +131,7 @@ def _sets(stage: MeshStage, users: list[_User]) -> Iterator[tuple[Ints, Ints, In
         yield pieces[read], held[read], senders[places]
 
 
-@dataclass(frozen=True)
-class Flows:
+class Flows(Record):
     """The messages from one chip to one set, together, and the chips they visit on their way."""
 
     chip: Ints

@@ -5,13 +5,13 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from dovetail import plugins
 from dovetail.documented import document
 from dovetail.errors import TargetError
+from dovetail.records import Record
 from dovetail.templates import Template
 
 _REGISTERS = 23
@@ -47,8 +47,7 @@ class PortRounding(StrEnum):
     SHIFT = "shift"
 
 
-@dataclass(frozen=True)
-class PortWish:
+class PortWish(Record):
     """Properties of a new port's hardware."""
 
     style: PortStyle = PortStyle.REGISTERS
@@ -87,7 +86,10 @@ _ROUNDINGS = {
 }
 
 
-def write_new_target(name: str, folder: Path, force: bool = False, wish: PortWish = PortWish()) -> tuple[Path, ...]:
+_SIMPLEST = PortWish()
+
+
+def write_new_target(name: str, folder: Path, force: bool = False, wish: PortWish = _SIMPLEST) -> tuple[Path, ...]:
     """Write `name`.py, `name`.c and, of an engine, `name`.h; gives their paths.
 
     Args:

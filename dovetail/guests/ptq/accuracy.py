@@ -8,7 +8,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from dovetail.notes import Note
 from dovetail.operators import combined
 from dovetail.quantize import quantize
 from dovetail.read import load_model, own_rounding
+from dovetail.records import Record, field
 from dovetail.target.description import Target
 
 FACTORS = "dovetail.equalisation"
@@ -43,8 +44,7 @@ FACTORS = "dovetail.equalisation"
 _SUFFIXES = re.compile(r"(_quantized|_QuantizeLinear(_Output)?|_q|_real)$")
 
 
-@dataclass(frozen=True)
-class LayerNoise:
+class LayerNoise(Record):
     """A quantised value against the float network's."""
 
     name: str
@@ -53,8 +53,7 @@ class LayerNoise:
     """dB"""
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(Record):
     """One way the network was computed."""
 
     name: str
@@ -69,8 +68,7 @@ class Column:
     """Bits per token of a language model: of the tokens that follow in the data; None for other networks."""
 
 
-@dataclass(frozen=True)
-class Accuracy:
+class Accuracy(Record):
     """The whole comparison."""
 
     columns: tuple[Column, ...]
@@ -85,8 +83,7 @@ class Accuracy:
         return tuple(sorted(self.layers, key=lambda layer: layer.sqnr))
 
 
-@dataclass(frozen=True)
-class ValueComparison:
+class ValueComparison(Record):
     """A quantised value of the integer graph and the float value it stands for."""
 
     integers: str

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from dovetail.guests.ptq.steps import RECURRENT, carries, of_table, row_source
@@ -20,6 +18,7 @@ from dovetail.ir.pattern import apply
 from dovetail.ir.rules import Draft, run
 from dovetail.ir.scaling import ROWS
 from dovetail.ir.types import Array
+from dovetail.records import Record
 
 _PRODUCT = apply(MatrixProduct)
 _STREAM, _SUM = apply((Normalise, Add)), apply(Add)
@@ -30,8 +29,7 @@ _LARGEST = 1 << 22
 """Elements of the largest result of a layer that is looked at."""
 
 
-@dataclass(frozen=True)
-class _ChannelSlice:
+class _ChannelSlice(Record):
     """A value that consists of some of a layer's channels, all rows of each, in the layer's order."""
 
     layer: Node

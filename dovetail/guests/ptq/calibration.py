@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -22,14 +22,14 @@ from dovetail.ir.operators.linear import FullyConnected
 from dovetail.ir.types import DType, TensorType
 from dovetail.legalize import adapt
 from dovetail.notes import silent
+from dovetail.records import Record, field
 from dovetail.target.description import Quantisation, Target
 
 _Q15 = TensorQuantisation(DType.INT16, 2.0**-15, 0)
 """Steps of the shares that a softmax of 16 bits gives."""
 
 
-@dataclass(frozen=True)
-class CalibratedNetwork:
+class CalibratedNetwork(Record):
     """A float graph with the steps of its activations; weights can be chosen for it again and again."""
 
     graph: Graph

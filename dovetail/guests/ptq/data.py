@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from dovetail.ir.boundary import boundary, steps_of
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Array, Shape, TensorType
 from dovetail.notes import Kind, Note
+from dovetail.records import Record
 
 MOST_PIXELS = 1 << 26
 """Pixels an image may have."""
@@ -95,8 +96,7 @@ IMAGES = (".png", ".jpg", ".jpeg")
 """Suffixes of image files."""
 
 
-@dataclass(frozen=True)
-class Samples:
+class Samples(Record):
     """Data for a network."""
 
     inputs: Data

@@ -13,7 +13,7 @@ iterations over data, the same result every time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 
 import numpy as np
@@ -28,13 +28,13 @@ from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.movement import Gather
 from dovetail.ir.types import Array, DType
 from dovetail.notes import silent
+from dovetail.records import Record
 
 SHARES = np.linspace(0.3, 1.0, 36)[::-1]
 """Shares of the largest weight that are tried as the end of a narrow range."""
 
 
-@dataclass(frozen=True)
-class WeightLimits:
+class WeightLimits(Record):
     """Limits of the weights of a layer and of their scales."""
 
     dtype: DType = DType.INT8
@@ -65,8 +65,7 @@ class WeightLimits:
         return np.exp2(np.ceil(np.log2(scale))) if self.powers_of_two else scale
 
 
-@dataclass(frozen=True)
-class LayerWeights:
+class LayerWeights(Record):
     """The weights of a layer: integer * scale stands for the weight."""
 
     integers: Array
@@ -127,8 +126,7 @@ MOST_WORK = 4e9
 """Most multiply-accumulates of all sweeps of a layer."""
 
 
-@dataclass(frozen=True)
-class Evidence:
+class Evidence(Record):
     """Sums over the data that weights of a layer are fitted to, in groups of channels that read the same operands."""
 
     products: Array
@@ -255,8 +253,7 @@ MOST_BYTES = 1 << 30
 """Bytes of activations the two networks may hold together."""
 
 
-@dataclass(frozen=True)
-class LayerSettings:
+class LayerSettings(Record):
     """How weights are chosen."""
 
     per_channel: bool = True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dovetail.guests.ptq.accuracy import FACTORS
@@ -24,14 +23,14 @@ from dovetail.guests.ptq.settings import Settings, Told
 from dovetail.guests.ptq.steps import Data
 from dovetail.ir.graph import Graph
 from dovetail.notes import silent
+from dovetail.records import Record
 from dovetail.target.description import Target
 
 if TYPE_CHECKING:
     import onnx
 
 
-@dataclass(frozen=True)
-class QuantisedNetwork:
+class QuantisedNetwork(Record):
     """A quantised network."""
 
     graph: Graph

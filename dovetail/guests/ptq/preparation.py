@@ -35,6 +35,7 @@ from dovetail.ir.rules import Rule, RuleMatch, run
 from dovetail.ir.scaling import folding
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.quantize.factors import factor_into_softmax, factors_behind
+from dovetail.records import Record
 
 _PAD = apply(Pad)
 
@@ -241,8 +242,7 @@ MOST_FACTOR = 1e3
 """The largest factor, and its inverse the smallest."""
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(Record):
     """Two layers, the second of which reads nothing but the first's channels."""
 
     first: Node

@@ -23,13 +23,13 @@ from dovetail.ir.operators.activation import Clamp
 from dovetail.ir.operators.arithmetic import Dequantize, Quantize
 from dovetail.ir.pattern import occurrence
 from dovetail.ir.types import Array, DType, TensorType
+from dovetail.records import Record
 
 MOST_BIAS = 2**30
 """The largest integer a bias is given, so that sums stay within 32 bits."""
 
 
-@dataclass(frozen=True)
-class Scheme:
+class Scheme(Record):
     """Everything that was decided about the integers of a network."""
 
     activations: StepsByValue

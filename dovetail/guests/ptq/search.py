@@ -6,7 +6,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from html import escape
 from math import ceil, floor, log10
 from pathlib import Path
@@ -28,6 +28,7 @@ from dovetail.guests.report.markup import PlotArea, element, shape
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Array
 from dovetail.notes import silent
+from dovetail.records import Record, field
 from dovetail.report import Report, make_report
 from dovetail.target.description import Target
 
@@ -39,8 +40,7 @@ MOST_POINTS = 2000
 """Points of the frontier that are kept while layers are added."""
 
 
-@dataclass(frozen=True)
-class LayerCost:
+class LayerCost(Record):
     """One layer, or one activation, at every width."""
 
     name: str
@@ -50,8 +50,7 @@ class LayerCost:
     """By bits: bytes or cycles."""
 
 
-@dataclass(frozen=True)
-class FrontierPoint:
+class FrontierPoint(Record):
     """A choice of widths no other beats in both cost and noise."""
 
     cost: float
@@ -260,8 +259,7 @@ def _cycles(report: Report, name: str) -> int:
     return sum((layer.engine_cycles if layer.ideal_macs_per_cycle is not None else layer.cycles) or 0 for layer in own)
 
 
-@dataclass(frozen=True)
-class WidthSearchResult:
+class WidthSearchResult(Record):
     """The result of a search for widths."""
 
     layers: tuple[LayerCost, ...]

@@ -10,6 +10,7 @@ from typing import Literal
 
 from dovetail.errors import DovetailError
 from dovetail.options import flag
+from dovetail.records import Record
 
 Told = Callable[[str], None]
 """Told what is being done now."""
@@ -25,8 +26,7 @@ class Method(enum.StrEnum):
     """For values with few elements least square error instead."""
 
 
-@dataclass(frozen=True)
-class Budget:
+class Budget(Record):
     """A limit for the network as a whole."""
 
     kind: str

@@ -6,7 +6,7 @@ Ranges come from the elements seen of a value: min-max, percentile, least square
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil, inf, log2
 
 import numpy as np
@@ -22,6 +22,7 @@ from dovetail.ir.pattern import apply, constant, occurrence, operand
 from dovetail.ir.scaling import scaled_rows
 from dovetail.ir.types import Array, DType
 from dovetail.quantize.recurrent import reads_cells
+from dovetail.records import Record
 
 BINS = 2048
 """Bins of a histogram."""
@@ -48,8 +49,7 @@ _INTEGER_RECURRENT = apply(
 """Recurrent layers, and those that have an integer form."""
 
 
-@dataclass(frozen=True)
-class TensorQuantisation:
+class TensorQuantisation(Record):
     """A quantisation per tensor: q stands for (q - zero_point) * scale."""
 
     dtype: DType
@@ -80,8 +80,7 @@ Data = Mapping[str, Array]
 StepsByValue = Mapping[str, TensorQuantisation]
 
 
-@dataclass(frozen=True)
-class Histogram:
+class Histogram(Record):
     """The elements of a value, counted in equal bins from low to high."""
 
     low: float

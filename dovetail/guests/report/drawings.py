@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import ceil, floor, log10, sqrt
 from typing import Any
 
@@ -18,6 +17,7 @@ from dovetail.guests.report.markup import (
     section,
     swatch,
 )
+from dovetail.records import Record
 
 FEW_BUFFERS = 6
 """Most buffers that fit a picture of less height."""
@@ -108,8 +108,7 @@ def _strip(sheet: Sheet, across: Callable[[float], float], top: float) -> str:
     return "".join(boxes)
 
 
-@dataclass(frozen=True, slots=True)
-class Wire:
+class Wire(Record):
     """A value of the drawing: the row it comes from, the rows that read it, and its lane."""
 
     value: str
@@ -231,8 +230,7 @@ def roofline_section(sheet: Sheet) -> str:
     return section("roofline", "Roofline", intro, legend(*explained), element("figure", svg))
 
 
-@dataclass(frozen=True, slots=True)
-class _Axes:
+class _Axes(Record):
     """Logarithmic axes; their ends are powers of ten."""
 
     left: int

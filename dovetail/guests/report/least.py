@@ -8,7 +8,7 @@ for bytes that must be brought. What is between it and the bound of the model an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil, prod
 
 from dovetail.bounds import best, core_cycles, core_product, core_word, model_bound, work_of
@@ -19,6 +19,7 @@ from dovetail.ir.crop import total_macs
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import full_box
 from dovetail.program.ir import CORE
+from dovetail.records import Record
 from dovetail.schedule.partition import initial_partition
 from dovetail.schedule.region import EnginePart
 from dovetail.schedule.tiles.tile import tile_match
@@ -44,8 +45,7 @@ _TELLING = 0.02
 """Share of the least cycles from which on a part is told."""
 
 
-@dataclass(frozen=True, slots=True)
-class Least:
+class Least(Record):
     """The least cycles of a layer on its engine."""
 
     cycles: int

@@ -9,11 +9,12 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partialmethod
 from html import escape
 from importlib import resources
 from typing import Any
+
+from dovetail.records import Record
 
 
 def element(tag: str, *content: str, **attributes: str | float) -> str:
@@ -56,8 +57,7 @@ def nice_steps(low: float, high: float, most: int) -> list[float]:
     return [step * number for number in range(first, int(high // step) + 1)]
 
 
-@dataclass(frozen=True, slots=True)
-class PlotArea:
+class PlotArea(Record):
     """The plane of a chart within its margins, all in the picture's own units."""
 
     width: int
@@ -124,8 +124,7 @@ def pointer(*steps: str | int) -> str:
     return "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in steps)
 
 
-@dataclass(frozen=True, slots=True)
-class Sheet:
+class Sheet(Record):
     """The data of a page, or a part of it, as plain values; every figure it shows says where it comes from."""
 
     data: Any

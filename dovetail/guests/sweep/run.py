@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from dovetail.fields import Axis, Value, points
 from dovetail.files import keep_file, kept_file
 from dovetail.names import names
 from dovetail.options import Options
+from dovetail.records import Record
 from dovetail.report import Report
 
 _TELLING = (ModelError, PlanError, ProgramError, SimulationError, TargetError)
@@ -25,8 +25,7 @@ _TELLING = (ModelError, PlanError, ProgramError, SimulationError, TargetError)
 _SOURCES = ("*.py", "*.c", "*.h", "*.S", "*.v", "*.sv")
 
 
-@dataclass(frozen=True, slots=True)
-class SweepTask:
+class SweepTask(Record):
     """Model, target and options of a sweep; may be sent to another process."""
 
     model: Path

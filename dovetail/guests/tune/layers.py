@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dovetail.compile import reserved
 from dovetail.errors import DovetailError
 from dovetail.guests.tune.cost import Estimator, estimator
 from dovetail.ir.graph import Graph
 from dovetail.kernels import core_traits, offered
+from dovetail.records import Record
 from dovetail.schedule.assign import assign
 from dovetail.schedule.knobs import region_space
 from dovetail.schedule.layout import choose_layouts
@@ -23,8 +24,7 @@ from dovetail.target.description import Target
 from dovetail.target.pattern import Choice, Space, Value
 
 
-@dataclass(frozen=True)
-class LayerKind:
+class LayerKind(Record):
     """One kind of layer: all regions of the network with the same computation, between the same memories."""
 
     key: str
@@ -123,8 +123,7 @@ def placed(region: Region, default: Choice, target: Target) -> Choice:
     return {PLACEMENT: "core"}
 
 
-@dataclass(frozen=True, slots=True)
-class LayerModel:
+class LayerModel(Record):
     """A layer as a network of its own, with the cost model of its choices."""
 
     region: Region

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from dovetail.farm import LOST, begin_worker, farm
 from dovetail.guests.tune.layers import LayerModel, tunable_layers
 from dovetail.guests.tune.search import TrialOutcome
 from dovetail.ir.graph import Graph
+from dovetail.records import Record
 from dovetail.schedule.partition import partition
 from dovetail.schedule.plan.timed import timed
 from dovetail.target.pattern import Choice
@@ -36,8 +37,7 @@ _REPEATED = 8
 """Inferences of which the shortest counts, on this computer; one before them warms up."""
 
 
-@dataclass(frozen=True, slots=True)
-class MeasureTask:
+class MeasureTask(Record):
     """Everything a worker needs for the trials of one network; may be sent to another process or machine."""
 
     payload: bytes

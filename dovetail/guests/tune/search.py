@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from math import log2
 
@@ -18,14 +17,14 @@ import numpy.typing as npt
 
 from dovetail.errors import MissingExtraError
 from dovetail.guests.tune.layers import LayerKind, LayerModel
+from dovetail.records import Record
 from dovetail.schedule.knobs import CONTEXT, canonical
 from dovetail.schedule.tiles.clock import Estimate
 from dovetail.target.description import Target
 from dovetail.target.pattern import Choice, Space, Value
 
 
-@dataclass(frozen=True, slots=True)
-class TrialOutcome:
+class TrialOutcome(Record):
     """How a trial ended."""
 
     cycles: int | None
@@ -61,8 +60,7 @@ _ROUNDS = 60
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Candidates:
+class Candidates(Record):
     """The choices that may be tried for a layer, the default first."""
 
     choices: tuple[Choice, ...]
@@ -73,8 +71,7 @@ class Candidates:
     """One row per choice."""
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(Record):
     """A choice and how it ended."""
 
     choice: Choice

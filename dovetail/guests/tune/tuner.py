@@ -6,7 +6,7 @@ The network has the last word on every choice: a choice that does not make it fa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from dovetail.guests.tune.log import LOG_SCHEMA, NETWORK, TrialLog, open_log
 from dovetail.guests.tune.measure import MEASURES, Choices, MeasureTask, Runner, make_task, runner
 from dovetail.guests.tune.search import Trial, TrialOutcome, best_trial, candidates, require_learner, search
 from dovetail.ir.graph import Graph
+from dovetail.records import Record, field
 from dovetail.schedule.region import Region
 from dovetail.schedule.tiles.tile import EARLY, PLACEMENT
 from dovetail.schedule.tuning import Tuning, TuningEntry, identity
@@ -32,8 +33,7 @@ MOST_TRIALS = 48
 """Trials of the whole network."""
 
 
-@dataclass(frozen=True)
-class TuningRequest:
+class TuningRequest(Record):
     """A model to tune, and how."""
 
     model: Path
@@ -58,8 +58,7 @@ class TuningRequest:
     """Boards for `measure` "board"; trials are spread over several."""
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Record):
     """The state of tuning a layer, or the network in the end."""
 
     layer: str
@@ -96,8 +95,7 @@ class TrialTally:
         self.show(self.progress)
 
 
-@dataclass(frozen=True)
-class TrialRunner:
+class TrialRunner(Record):
     """Makes trials: takes them from the log, or lets the workers make them and writes them to the log."""
 
     log: TrialLog
@@ -130,8 +128,7 @@ class TrialRunner:
         return [outcomes[number] for number in range(len(choices))]
 
 
-@dataclass(frozen=True, slots=True)
-class LayerResult:
+class LayerResult(Record):
     """The result of tuning a layer."""
 
     layer: LayerKind
@@ -181,8 +178,7 @@ def _task(request: TuningRequest, graph: Graph, near: Sequence[str] = ()) -> Mea
     return make_task(graph, near, request.target, request.options.policy, request.measure)
 
 
-@dataclass(frozen=True, slots=True)
-class AcceptedChoices:
+class AcceptedChoices(Record):
     """The choices that make the network faster."""
 
     choices: Choices
@@ -238,8 +234,7 @@ def settle(
     return best
 
 
-@dataclass(frozen=True, slots=True)
-class TuningResult:
+class TuningResult(Record):
     """The result of tuning a network."""
 
     tuning: Tuning

@@ -7,7 +7,6 @@ point, weights int8 per output channel without one, biases int32 of scale input 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,10 +18,10 @@ from dovetail.guests.zoo.networks import INPUT, ZooLayer, ZooLayerKind, ZooNetwo
 from dovetail.guests.zoo.weights import Floats, Parameters, ZooWeights, forward
 from dovetail.ir.onnx_body import IR_VERSION, OPSET, OnnxBody
 from dovetail.ir.types import DType
+from dovetail.records import Record
 
 
-@dataclass(frozen=True, slots=True)
-class ZooQuantisation:
+class ZooQuantisation(Record):
     """How an int8 activation stands for a real one."""
 
     scale: np.float32

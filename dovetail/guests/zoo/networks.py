@@ -5,8 +5,9 @@ A network is written down as a tuple of layers, each naming the layers it reads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+
+from dovetail.records import Record
 
 
 class ZooLayerKind(Enum):
@@ -28,8 +29,7 @@ INPUT = "input"
 """Name of a network's input."""
 
 
-@dataclass(frozen=True, slots=True)
-class ZooLayer:
+class ZooLayer(Record):
     """One layer, its bias and activation included. Images are NCHW, flat values NC."""
 
     kind: ZooLayerKind
@@ -56,8 +56,7 @@ class ZooLayer:
         return [same_border(size, span, self.stride) for size, span in zip((rows, columns), self.kernel, strict=True)]
 
 
-@dataclass(frozen=True, slots=True)
-class ZooNetwork:
+class ZooNetwork(Record):
     """A network without weights."""
 
     name: str

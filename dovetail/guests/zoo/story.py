@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from dovetail.arrays import write_outputs
 from dovetail.files import TemporaryFolder
 from dovetail.ir.onnx_body import OnnxBody, onnx_model, value_info
 from dovetail.ir.types import Array, DType, TensorType
+from dovetail.records import Record
 
 NAME = "story"
 LAYERS, WIDTH, HIDDEN, HEADS, PLACES = 2, 32, 96, 4, 96
@@ -28,8 +28,7 @@ EPSILON = 1e-5
 """Added to the variances of normalisations."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoryFile:
+class StoryFile(Record):
     """The content of `story.npz`."""
 
     parameters: dict[str, Array]

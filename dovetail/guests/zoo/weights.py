@@ -8,7 +8,6 @@ the same bytes on any machine and thread count.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib import resources
 from math import prod, sqrt
 
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.guests.zoo.networks import INPUT, WITH_WEIGHTS, ZooLayer, ZooLayerKind, ZooNetwork
+from dovetail.records import Record
 
 Floats = npt.NDArray[np.float64]
 
@@ -25,8 +25,7 @@ WEIGHT_BITS = 16
 """Fraction bits of a weight or bias on the grid."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parameters:
+class Parameters(Record):
     """Weights and bias of a layer."""
 
     weight: Floats
@@ -118,8 +117,7 @@ CALIBRATION_INPUTS = 32
 """How many synthetic inputs weights are scaled and activation ranges measured with."""
 
 
-@dataclass(frozen=True, slots=True)
-class ZooWeights:
+class ZooWeights(Record):
     """A network's weights and what to calibrate its activations with."""
 
     parameters: dict[str, Parameters]
@@ -128,8 +126,7 @@ class ZooWeights:
     """[N, *input_shape]"""
 
 
-@dataclass(frozen=True, slots=True)
-class DigitsFile:
+class DigitsFile(Record):
     """The content of `digits.npz`, written by scripts/train_digits.py."""
 
     prepared: ZooWeights

@@ -14,6 +14,7 @@ from dovetail.documented import document
 from dovetail.ir.operators import gemmlowp
 from dovetail.ir.operators.base import Arrays, Names, Operator, Pointwise, Rowwise, Types, require
 from dovetail.ir.types import Array, DType, TensorType
+from dovetail.records import Record
 
 if TYPE_CHECKING:
     from dovetail.ir.onnx_body import OnnxBody
@@ -119,8 +120,7 @@ def _gelu_tanh(x: Array, _alpha: float) -> Array:
     return np.asarray(x * (1.0 + inner) / 2.0)
 
 
-@dataclass(frozen=True)
-class UnaryFunction:
+class UnaryFunction(Record):
     """A function of one value."""
 
     compute: Callable[[Array, float], Array]

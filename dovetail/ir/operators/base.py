@@ -49,6 +49,7 @@ import numpy as np
 from dovetail.documented import document
 from dovetail.ir.types import Array, Box, DType, Shape, TensorType
 from dovetail.names import names
+from dovetail.records import Record
 
 if TYPE_CHECKING:
     from dovetail.ir.onnx_body import OnnxBody
@@ -68,8 +69,7 @@ Padding2d = tuple[tuple[int, int], tuple[int, int]]
 """Rows before and after, columns before and after."""
 
 
-@dataclass(frozen=True)
-class SlidingWindow:
+class SlidingWindow(Record):
     """A window that moves over rows and columns of an NHWC image; all pairs are (rows, columns)."""
 
     kernel: tuple[int, int]
@@ -119,8 +119,7 @@ class SlidingWindow:
         return view[:, ::rows, ::columns, :, ::down, ::right]
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(Record):
     """Elements of one operand and where they lie in the result: what one strided copy moves."""
 
     operand: int
@@ -143,8 +142,7 @@ Cut = tuple["Operator", tuple[Box, ...]]
 """The operator that computes only a box of the result, and the box of each operand it then reads."""
 
 
-@dataclass(frozen=True)
-class IntegerSum:
+class IntegerSum(Record):
     """A sum of floats on the integers that stand for them."""
 
     operator: Operator

@@ -18,12 +18,12 @@ import numpy as np
 from dovetail.errors import DovetailError
 from dovetail.ir.operators.base import Operator, require
 from dovetail.ir.types import Array, DType, TensorType
+from dovetail.records import Record
 
 _ABSENT: Any = object()
 
 
-@dataclass(frozen=True)
-class SaidOperand:
+class SaidOperand(Record):
     """A model file's facts about an operand or a result."""
 
     type: TensorType | None
@@ -36,8 +36,7 @@ class SaidOperand:
     """The elements of a constant."""
 
 
-@dataclass(frozen=True)
-class Said:
+class Said(Record):
     """Operator of a model file: attributes and operands, as the file declares them."""
 
     attributes: Mapping[str, Any]

@@ -3,7 +3,6 @@ stated error, or weights that hold the scale."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from dovetail.ir.operators.arithmetic import digit_scales
 from dovetail.ir.requantisation.bounds import sum_bounds
 from dovetail.ir.types import Array, DType
+from dovetail.records import Record
 
 MOST_WEIGHT = 127
 """Greatest magnitude of a weight that holds a part of the scale."""
@@ -28,8 +28,7 @@ Parameters = tuple[Array, Array, Array]
 Reals = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class RequantisationLimits:
+class RequantisationLimits(Record):
     """The numbers an engine's scale and shift can hold."""
 
     scale_bits: int
@@ -147,8 +146,7 @@ def scale_of_digits(real: Reals, most: Reals, count: int, most_shift: int) -> tu
     return scale, np.where(fits, shift[every, best], 0).astype(np.int64)
 
 
-@dataclass(frozen=True)
-class SumOffsets:
+class SumOffsets(Record):
     """The numbers added to a sum of products on its way to the result."""
 
     zero_point: int

@@ -4,13 +4,13 @@ change."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from dovetail.ir.operators.arithmetic import Clip, Requantize, Rounding, fixed_point
 from dovetail.ir.requantisation.bounds import last_where
 from dovetail.ir.types import Array
+from dovetail.records import Record
 
 HALVES = {Rounding.SINGLE: (1, 1), Rounding.AWAY: (1, 0), Rounding.DOWN: (0, 0)}
 """Roundings of one product and one shift. A result is y or more from (y - half) * 2**shift on, with half a half or 0
@@ -19,8 +19,7 @@ _BITS = 34
 """Bits of the numbers a sum may be."""
 
 
-@dataclass(frozen=True)
-class LimitedSums:
+class LimitedSums(Record):
     """A limited requantisation of sums within a range, per channel."""
 
     operator: Requantize

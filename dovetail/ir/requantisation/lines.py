@@ -9,7 +9,7 @@ to zero are rounded another way than those above, what is not negative gains a n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import takewhile
 from math import ceil, log2
@@ -18,6 +18,7 @@ import numpy as np
 
 from dovetail.ir.operators.arithmetic import Requantize
 from dovetail.ir.types import Array
+from dovetail.records import Record
 
 _NEAR = 3
 """Sums around where a step should be in which it is looked for."""
@@ -31,8 +32,7 @@ _FINE = 16
 """Additions tried within one sum."""
 
 
-@dataclass(frozen=True)
-class ChannelLines:
+class ChannelLines(Record):
     """The lines of some channels."""
 
     additions: Array
@@ -144,8 +144,7 @@ def _steps(operator: Requantize, multiplier: Array, shift: Array, scale: Array, 
     return np.asarray(middle - _NEAR + reached.argmax(axis=0) - folded)
 
 
-@dataclass(frozen=True)
-class _Channel:
+class _Channel(Record):
     """A channel whose line is looked for.
 
     A result is reached where (sum * 2^raise + addition) * factor >= wanted * 2^32, so each step bounds the addition

@@ -10,7 +10,6 @@ real factors find it where it is. Nothing is assumed of how the operators round.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
 from math import floor, log2
@@ -21,6 +20,7 @@ from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.requantisation.bounds import Range
 from dovetail.ir.types import Array
+from dovetail.records import Record, field
 
 VALUES = 256
 """Most values of an operand."""
@@ -31,8 +31,7 @@ _TILTS = (1.0, 1.0 + 2**-14, 1.0 + 2**-11)
 _NEIGHBOURS = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, -1), (1, -1), (-1, 1))
 
 
-@dataclass(frozen=True)
-class LinearSum:
+class LinearSum(Record):
     """(operands times factors + offset) >> shift, to be limited; no part of the sum leaves 32 bits."""
 
     factors: tuple[int, ...]
@@ -45,8 +44,7 @@ class LinearSum:
     """The greatest."""
 
 
-@dataclass(frozen=True)
-class SumChain:
+class SumChain(Record):
     """Nodes that are one line together."""
 
     nodes: tuple[Node, ...]
@@ -88,8 +86,7 @@ def sum_chains(graph: Graph, tree: Sequence[Node]) -> Mapping[str, SumChain]:
     return chains
 
 
-@dataclass(frozen=True)
-class _SumTracer:
+class _SumTracer(Record):
     """Follows a sum back to its operands."""
 
     graph: Graph

@@ -8,13 +8,12 @@ channels and both roundings are part of one number that is added. Then an elemen
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from dovetail.ir.operators.arithmetic import Requantize, Rounding, fixed_point
 from dovetail.ir.requantisation.bounds import Range, weight_sums
 from dovetail.ir.types import Array
+from dovetail.records import Record
 
 _MOST_RAISED = 8
 """Bits by which an int8 may be raised within 16."""
@@ -26,8 +25,7 @@ _EXACT = 1 << 30
 """Multipliers from here on have all their bits; no upper half of a product reaches it."""
 
 
-@dataclass(frozen=True)
-class RaisedSum:
+class RaisedSum(Record):
     """The end of the sums of a layer, of channels or of all alike: arrays of one element or one per channel."""
 
     powers: Array

@@ -7,17 +7,15 @@ that is (2 sum * 2 multiplier / 2^32 + 1 + 2^r) / 2^(r + 1).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from dovetail.ir.operators.arithmetic import Requantize, Rounding, fixed_point
 from dovetail.ir.requantisation.bounds import Range, last_where
 from dovetail.ir.types import Array, DType
+from dovetail.records import Record
 
 
-@dataclass(frozen=True)
-class RectifiedSum:
+class RectifiedSum(Record):
     """Arrays of one element or one per channel."""
 
     multiplier: Array

@@ -22,14 +22,14 @@ from math import prod
 from dovetail.kernels.c import Lines, code, indent
 from dovetail.kernels.sums import Extra
 from dovetail.kernels.window import WindowGeometry
+from dovetail.records import Record
 from dovetail.target.chip import RegisterMemory
 
 ENTRY = "kernel"
 """Name of the procedure."""
 
 
-@dataclass(frozen=True)
-class Packing:
+class Packing(Record):
     """How weights lie."""
 
     lanes: int
@@ -38,8 +38,7 @@ class Packing:
     """Neighbouring taps of a channel that lie together."""
 
 
-@dataclass(frozen=True)
-class ScheduledLayer:
+class ScheduledLayer(Record):
     """Sums of products over one image; a fully connected layer is one row of pixels without a kernel."""
 
     window: WindowGeometry
@@ -53,8 +52,7 @@ class ScheduledLayer:
         return prod(self.window.kernel) * self.window.channels
 
 
-@dataclass(frozen=True)
-class Staging:
+class Staging(Record):
     """The registers in which an instruction wants the taps of a step, and their order."""
 
     memory: RegisterMemory

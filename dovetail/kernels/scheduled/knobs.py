@@ -6,11 +6,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 
 from dovetail.kernels.kernel import CoreTraits, UnsupportedRegion, summed_turns
 from dovetail.kernels.scheduled.algorithms import Knobs, ScheduledLayer, Staging
+from dovetail.records import Record
 from dovetail.target.chip import CoreInstruction
 
 _MOST_PIXELS = 5
@@ -163,8 +163,7 @@ def linear(node: ast.expr) -> Linear:
     return {}
 
 
-@dataclass(frozen=True)
-class _InstructionText:
+class _InstructionText(Record):
     """An instruction's meaning, read."""
 
     operands: Mapping[str, tuple[str, tuple[int, ...]]]

@@ -9,13 +9,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from dovetail.kernels.c import INDENT, Lines, identifiers
 from dovetail.kernels.scheduled.knobs import Linear, linear
 from dovetail.kernels.scheduled.store import CFunction
 from dovetail.loops.procedures import Procedure
+from dovetail.records import Record
 
 _LOOP = re.compile(r"for \(int32_t (\w+) = 0; \1 < (\d+); \1\+\+\) \{")
 _PLACE = re.compile(r"&(\w+)((?:\[[^\[\]]+\])+)")
@@ -24,8 +25,7 @@ IN_ORDER = "in_order();"
 _ARRAY = re.compile(r"(\w+) (\w+)((?:\[\d+\])+)(?: __attribute__\(\(aligned\(8\)\)\))?;")
 
 
-@dataclass(frozen=True)
-class CBlock:
+class CBlock(Record):
     """Statements in braces."""
 
     head: str
@@ -71,8 +71,7 @@ def lines_of(body: CBody) -> Lines:
     return lines
 
 
-@dataclass(frozen=True)
-class _Array:
+class _Array(Record):
     kind: str
     """C type of an element."""
     extents: tuple[int, ...]

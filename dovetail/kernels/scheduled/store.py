@@ -10,12 +10,13 @@ import hashlib
 import json
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from dovetail.files import default_cache, keep_file, kept_file, text_digest
+from dovetail.records import Record
 
 SHIPPED = Path(__file__).with_name("shipped.zip")
 NOT_SHIPPED = (
@@ -25,8 +26,7 @@ NOT_SHIPPED = (
 _FORMAT = 2
 
 
-@dataclass(frozen=True)
-class CFunction:
+class CFunction(Record):
     """One function as Exo writes it, less what Dovetail has no use for."""
 
     name: str
@@ -35,8 +35,7 @@ class CFunction:
     lines: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Loops:
+class Loops(Record):
     """The C of a schedule, without the epilogue."""
 
     functions: tuple[CFunction, ...]

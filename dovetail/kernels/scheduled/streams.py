@@ -10,13 +10,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise, product, takewhile
 from math import prod
 
 from dovetail.kernels.c import Lines, indent
 from dovetail.kernels.scheduled.knobs import Linear, linear, operands_of
 from dovetail.kernels.scheduled.printed import IN_ORDER, CBlock, CBody
+from dovetail.records import Record
 from dovetail.target.chip import CoreInstruction, Streams
 
 _SUMS = re.compile(r"int32_t (\w+)\[[^\]]+\];")
@@ -33,8 +34,7 @@ _SPARE = 2
 _FIRMWARE = "#if defined(__riscv) && !defined(DOVETAIL_HOST)"
 
 
-@dataclass(frozen=True)
-class _ArrayElement:
+class _ArrayElement(Record):
     """An element: the array, and its index as a sum of multiples of variables."""
 
     array: str
@@ -60,8 +60,7 @@ class _ArrayElement:
         return f"const {kind} *{name} = &{self.array}[{' + '.join([str(self.offset), *terms])}];"
 
 
-@dataclass(frozen=True)
-class _Product:
+class _Product(Record):
     """One call of the product instruction."""
 
     number: int
@@ -70,8 +69,7 @@ class _Product:
     streamed: _ArrayElement
 
 
-@dataclass(frozen=True)
-class _SumLoops:
+class _SumLoops(Record):
     """Sums, what each begins with, and the products added to them."""
 
     sums: str
@@ -87,8 +85,7 @@ class _SumLoops:
         return prod(count for _, count in self.loops[:-1])
 
 
-@dataclass(frozen=True)
-class _PointerPath:
+class _PointerPath(Record):
     """The way of a pointer through a turn."""
 
     offsets: tuple[int, ...]
@@ -103,8 +100,7 @@ class _PointerPath:
         return (*(after - before for before, after in pairwise(self.offsets)), last)
 
 
-@dataclass(frozen=True)
-class _CStatements:
+class _CStatements(Record):
     """C statements."""
 
     before: Lines

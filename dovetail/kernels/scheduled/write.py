@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from importlib.util import find_spec
 
 import numpy as np
@@ -29,6 +29,7 @@ from dovetail.kernels.sums import (
     sums_of,
 )
 from dovetail.kernels.window import COLUMN, ROW
+from dovetail.records import Record
 from dovetail.target.chip import CoreInstruction
 
 _PRODUCT = re.compile(r"( *)(sum\[\w+\]) \+= \(int32_t\)\((\w+\[[^\[\]]*\]) \* (\w+\[[^\[\]]*\])\);")
@@ -41,8 +42,7 @@ def _is_narrow(scope: KernelScope) -> bool:
     return any(scope.type(operand).dtype.bits < 8 for operand in (0, 1))
 
 
-@dataclass(frozen=True)
-class ScheduledLoops:
+class ScheduledLoops(Record):
     """The loops of a layer of sums of products, for the core's own instructions."""
 
     scope: KernelScope

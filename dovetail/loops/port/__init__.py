@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -28,6 +27,7 @@ from dovetail.ir.types import Box, DType, TensorType, dense_steps
 from dovetail.loops import Algorithm, Allocation, Issue, Lanes, Procedure, Window, algorithm, covered, memory
 from dovetail.loops.procedures import is_a, procedure, procedure_text, statements, stored
 from dovetail.loops.trace import Release, trace
+from dovetail.records import Record
 from dovetail.target import Match, Operand
 from dovetail.target.layers import Linear
 
@@ -160,8 +160,7 @@ def listing(made: Procedure) -> str:
     return procedure_text(made)
 
 
-@dataclass(frozen=True)
-class Scratchpad:
+class Scratchpad(Record):
     """A memory of an engine's own, in which buffers lie densely."""
 
     base: int
@@ -172,8 +171,7 @@ class Scratchpad:
     """Bytes of an element there."""
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(Record):
     """Address, shape and strides of an operand of an instruction."""
 
     address: int
@@ -184,8 +182,7 @@ class Place:
     """Bytes from one to the next along each."""
 
 
-@dataclass(frozen=True)
-class Placed:
+class Placed(Record):
     """An instruction that is issued."""
 
     instruction: str

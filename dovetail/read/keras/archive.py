@@ -7,11 +7,11 @@ import json
 import zipfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from dovetail.errors import ModelError
 from dovetail.read.keras.hdf5 import SPOILT, Contents, read_hdf5
+from dovetail.records import Record
 
 MAX_CONFIG = 32 * 2**20
 """Most bytes of a model's configuration."""
@@ -32,8 +32,7 @@ HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 """How an HDF5 file begins."""
 
 
-@dataclass(frozen=True)
-class KerasFile:
+class KerasFile(Record):
     """Contents of a model file, before anything in it is understood."""
 
     name: str

@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import accumulate, count
 from math import prod
@@ -24,6 +23,7 @@ import numpy as np
 
 from dovetail.errors import MissingExtraError, ModelError
 from dovetail.ir.types import Array, Shape
+from dovetail.records import Record
 
 SECONDS = 20.0
 """Longest time the worker may take for a small file."""
@@ -54,8 +54,7 @@ Part = RefusedPart | Dataset | list[str]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Contents:
+class Contents(Record):
     """Contents of an HDF5 model file; raises ModelError if its root could not be read."""
 
     name: str

@@ -12,13 +12,15 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
 from typing import Any, ClassVar, TypeVar
 
 from dovetail.errors import ModelError
 from dovetail.ir.types import Array, Shape
 from dovetail.read.keras.archive import KerasFile
 from dovetail.read.values import AGAIN, FOLD, OTHERWISE, SMALLER, Refusing, words
+from dovetail.records import Record, field
 
 ADVICE: Mapping[str, str] = {
     OTHERWISE: "say it with standard layers and settings, and save the model again",
@@ -45,8 +47,7 @@ _TRAINING_ENDINGS = words("_initializer _regularizer _constraint _quantizer")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Reference:
+class Reference(Record):
     """One result of one call of a layer."""
 
     layer: str
@@ -55,8 +56,7 @@ class Reference:
     result: int
 
 
-@dataclass(frozen=True)
-class KerasCall:
+class KerasCall(Record):
     """Arguments of a layer's call: constants, lists, slices, and `Reference`s or, once computed, `Value`s."""
 
     arguments: tuple[Any, ...]
@@ -83,8 +83,7 @@ def leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-@dataclass(frozen=True)
-class KerasNetwork:
+class KerasNetwork(Record):
     """Layers and how they are called."""
 
     layers: tuple[KerasLayer, ...]
@@ -112,11 +111,11 @@ class KerasLayer(Refusing):
     is_operation: bool = False
     shared: str = ""
     """The file's mark of a layer that stands in several places; empty for any other layer."""
-    parts: Mapping[str, KerasLayer] = field(default_factory=dict)
+    parts: Mapping[str, KerasLayer] = dataclass_field(default_factory=dict)
     """Layers it holds, by the name of the attribute."""
     network: KerasNetwork | None = None
     """The layers of a model."""
-    read: set[str] = field(default_factory=set)
+    read: set[str] = dataclass_field(default_factory=set)
     """Settings its importer has honoured."""
 
     @property

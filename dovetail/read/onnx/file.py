@@ -4,7 +4,6 @@ ONNX's own checker, then decoding. No access to the protobuf is trusted after th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from dovetail.ir.onnx_wire import elements_of, without_large
 from dovetail.ir.types import Array, DType, Shape, TensorType
 from dovetail.notes import Kind, Note, Tell
 from dovetail.read.values import MAX_ELEMENTS, Refusing
+from dovetail.records import Record, field
 
 IR_VERSIONS = (3, 14)
 """Oldest and newest file format read."""
@@ -39,8 +39,7 @@ FIX_SHAPES = "give its sizes, for instance --shape {name}={sizes}"
 """Is told in a sentence what was taken for granted."""
 
 
-@dataclass(frozen=True)
-class Constant:
+class Constant(Record):
     """A tensor known at compile time."""
 
     array: Array
@@ -49,8 +48,7 @@ class Constant:
     """None for a type no value of a graph can have (float64, float16, string): such a constant can only be folded."""
 
 
-@dataclass(frozen=True)
-class OnnxNode:
+class OnnxNode(Record):
     """One operator of the model."""
 
     index: int
@@ -65,8 +63,7 @@ class OnnxNode:
     """Numbers, strings, tuples of them, `Constant` for tensors."""
 
 
-@dataclass(frozen=True)
-class Subgraph:
+class Subgraph(Record):
     """A graph within an operator: what a loop repeats, or one way of a condition."""
 
     inputs: tuple[str, ...]
@@ -75,8 +72,7 @@ class Subgraph:
     nodes: tuple[OnnxNode, ...]
 
 
-@dataclass(frozen=True)
-class OnnxFile:
+class OnnxFile(Record):
     """A whole model."""
 
     name: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from dovetail.notes import Tell, silent
 from dovetail.read.geometry import Pair, same_padding
 from dovetail.read.onnx.file import Constant, OnnxFile, OnnxNode, wrap
 from dovetail.read.values import AGAIN, ALIKE, FOLD, MAX_ELEMENTS, OTHERWISE, SMALLER, Consequence, Value, Values, words
+from dovetail.records import Record
 
 T = TypeVar("T")
 
@@ -41,8 +42,7 @@ TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 """Orders of axes; the first is OIHW to OHWI, too."""
 
 
-@dataclass(frozen=True)
-class OnnxQuantisation:
+class OnnxQuantisation(Record):
     """The parameters of one quantisation, as constants of the graph."""
 
     scale: Value

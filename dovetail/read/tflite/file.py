@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from math import prod
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 from dovetail.errors import ModelError
 from dovetail.ir.types import Array, DType, Shape, TensorType
 from dovetail.read.values import AGAIN, ALIKE, FOLD, MAX_ELEMENTS, OTHERWISE, SMALLER, Refusing, unpacked, words
+from dovetail.records import Record
 
 ADVICE: Mapping[str, str] = {
     OTHERWISE: "say it with other operators or options in the network, and convert it again",
@@ -47,8 +48,7 @@ DTYPES: Mapping[str, DType] = {
 the audio operators have, stay below 2^63."""
 
 
-@dataclass(frozen=True)
-class TfliteQuantisation:
+class TfliteQuantisation(Record):
     """real = scale * (q - zero_point)."""
 
     scale: Array
@@ -64,8 +64,7 @@ class TfliteQuantisation:
         return equal and self.axis == other.axis
 
 
-@dataclass(frozen=True)
-class TfliteTensor:
+class TfliteTensor(Record):
     """A tensor of the file, checked."""
 
     index: int
@@ -116,8 +115,7 @@ class TfliteTensor:
         return f"{self.name} {self.type}"
 
 
-@dataclass(frozen=True)
-class OperatorEntry:
+class OperatorEntry(Record):
     """One operator of the file."""
 
     index: int
@@ -136,8 +134,7 @@ class OperatorEntry:
     """The operator's custom options, as the file has them."""
 
 
-@dataclass(frozen=True)
-class TfliteFile:
+class TfliteFile(Record):
     """A whole model, or one of its further subgraphs."""
 
     name: str

@@ -11,7 +11,7 @@ own from what is known, and evaluated. An IF on a value of run time computes bot
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import frexp
 
 import numpy as np
@@ -35,6 +35,7 @@ from dovetail.read.values import (
     UNKNOWN_TURNS,
     Value,
 )
+from dovetail.records import Record
 
 _GATE_STEP = 2.0**-12
 _UNIT = 2.0**-15
@@ -259,8 +260,7 @@ Walk = Callable[[TfliteValues], None]
 """Imports all operators of the file of an import."""
 
 
-@dataclass(frozen=True)
-class SubgraphPort:
+class SubgraphPort(Record):
     """A value that goes into a subgraph or comes out of it."""
 
     tensor: TfliteTensor

@@ -7,11 +7,12 @@ engine's memory; those of DMAs, launches and kernels are of `dovetail.timing`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import same_bytes
 from dovetail.program.ir import CORE, Queue, copy_queue
+from dovetail.records import Record
 from dovetail.schedule.cores import copies, cores_cycles, dense_views
 from dovetail.schedule.region import AssignedRegion, EnginePart, LaidRegion, Region, engine_layouts
 from dovetail.schedule.tiles import choose_tiling
@@ -21,8 +22,7 @@ from dovetail.timing.clock import EngineQueue, Issuer, start_cycles
 from dovetail.timing.transfers import copy_cost, relayout_cost
 
 
-@dataclass(frozen=True, slots=True)
-class QueueUse:
+class QueueUse(Record):
     """A stretch of time in which a step keeps a queue busy."""
 
     queue: Queue
@@ -35,8 +35,7 @@ ALL_ROOM = 1000
 """An engine's room for constants that wait, in thousandths."""
 
 
-@dataclass(frozen=True, slots=True)
-class CandidateStep:
+class CandidateStep(Record):
     """One region as a candidate computes it."""
 
     region: AssignedRegion
@@ -62,8 +61,7 @@ class CandidateStep:
         return self.fetch + self.launch + self.cycles
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Record):
     """A way of computing a layer."""
 
     place: str
@@ -82,8 +80,7 @@ class Candidate:
         return frozenset(name for step in self.steps for name in step.region.place.split("+"))
 
 
-@dataclass(frozen=True, slots=True)
-class LayerOptions:
+class LayerOptions(Record):
     """A layer as the partition found it, and what else could compute it."""
 
     region: Region
@@ -101,8 +98,7 @@ class LayerOptions:
     """The other candidates, which that wish rules out."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementReason:
+class PlacementReason(Record):
     """Why one layer is where it is, and its costs elsewhere."""
 
     candidates: tuple[tuple[str, int], ...]
@@ -113,8 +109,7 @@ class PlacementReason:
     """Why it is where it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
+class Schedule(Record):
     """A candidate and a time for every layer."""
 
     picks: tuple[int, ...]
@@ -131,8 +126,7 @@ _MOST_LAUNCHES = 16
 """Launches of a step the schedule makes room for on the core one by one."""
 
 
-@dataclass(frozen=True)
-class RegionCosts:
+class RegionCosts(Record):
     """The costs of computing regions of a network on a target."""
 
     graph: Graph

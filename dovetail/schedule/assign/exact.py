@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from dovetail.program.ir import CORE, Queue
+from dovetail.records import Record
 from dovetail.schedule.assign.costs import ALL_ROOM, CandidateStep, LayerOptions, Schedule
 from dovetail.schedule.assign.timetable import ways
 from dovetail.schedule.solver import new_model, solve
@@ -64,8 +64,7 @@ def improve(
     return Schedule(picks, launches, starts, solver.value(finish)), max(bound, round(solver.best_objective_bound))
 
 
-@dataclass(frozen=True, slots=True)
-class _OptionalInterval:
+class _OptionalInterval(Record):
     """A stretch in which a queue is busy if a candidate is chosen."""
 
     interval: Any

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from random import Random
 
 from dovetail.program.ir import CORE, Queue
+from dovetail.records import Record
 from dovetail.schedule.assign.costs import ALL_ROOM, Candidate, CandidateStep, LayerOptions, QueueUse, Schedule
 from dovetail.schedule.region import Slot
 
@@ -179,8 +180,7 @@ def _timed(layers: Sequence[LayerOptions], order: Sequence[int], allowed: Allowe
     return Schedule(tuple(picks), launches, starts, max(ends, default=0))
 
 
-@dataclass(frozen=True, slots=True)
-class _StepTimes:
+class _StepTimes(Record):
     """Cycles in which a step's constants are fetched, the core starts it, and it begins."""
 
     fetch: int

@@ -17,6 +17,7 @@ from dovetail.ir.layout import Layout, nbytes, same_bytes
 from dovetail.ir.operators.movement import Relayout
 from dovetail.ir.types import TensorType
 from dovetail.program.transfers import same_packing
+from dovetail.records import Record
 from dovetail.schedule.cores import cores_cycles
 from dovetail.schedule.layout.choose import choose, others
 from dovetail.schedule.layout.inside import ValueSlice, inside
@@ -244,8 +245,7 @@ def _sorted(nodes: Sequence[Node], relayouts: Sequence[Node]) -> list[Node]:
     return ordered
 
 
-@dataclass(frozen=True)
-class Conversion:
+class Conversion(Record):
     """A change of a value's layout."""
 
     layer: str
@@ -258,8 +258,7 @@ class Conversion:
     """Bytes read and written."""
 
 
-@dataclass(frozen=True)
-class LayoutPlan:
+class LayoutPlan(Record):
     """The network with the layout of every value."""
 
     graph: Graph

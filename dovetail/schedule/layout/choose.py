@@ -10,7 +10,7 @@ length, in execution order, the regions still to come taken as row-major.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from math import prod
 
@@ -21,6 +21,7 @@ from dovetail.ir.graph import Graph
 from dovetail.ir.layout import Layout, nbytes, packed, physical_shape, same_bytes, to_physical
 from dovetail.ir.types import Shape, TensorType
 from dovetail.program.transfers import can_pad
+from dovetail.records import Record
 from dovetail.schedule.layout.inside import concatenated, is_whole_blocks, padded_box
 from dovetail.schedule.region import LaidRegion, Layouts, Region, engine_layouts
 
@@ -213,8 +214,7 @@ def _decide(
     put(min(product(*chunk.values()), key=put))
 
 
-@dataclass(frozen=True)
-class _ValueUse:
+class _ValueUse(Record):
     """The maker and the readers of a value, as places in the list of regions."""
 
     value: str

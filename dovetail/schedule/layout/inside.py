@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from dovetail.ir.crop import joined_boxes, lie_apart
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import Layout, check_part
 from dovetail.ir.types import Box, Shape
+from dovetail.records import Record
 from dovetail.schedule.region import LaidRegion, Region
 
 
-@dataclass(frozen=True)
-class ValueSlice:
+class ValueSlice(Record):
     """A value that lies as a part of another one."""
 
     outer: str

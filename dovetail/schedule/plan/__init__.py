@@ -18,6 +18,7 @@ from dovetail.program.ir import (
     stream_of,
 )
 from dovetail.program.synchronise import mirror, synchronise
+from dovetail.records import Record
 from dovetail.schedule.layout import LayoutPlan
 from dovetail.schedule.plan.allocate import Placement, allocate
 from dovetail.schedule.plan.buffered import filled, with_buffers
@@ -37,8 +38,7 @@ _EXACT_SECONDS = 2.0
 """Deterministic solver time for placing activations; memories close to an engine only have to fit."""
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(Record):
     """The program, with the memory its placement needs and could at best need."""
 
     program: Program
@@ -114,8 +114,7 @@ def check_reserved(regions: Sequence[Region], target: Target, reserved: Mapping[
         )
 
 
-@dataclass(frozen=True)
-class _PlanningRound:
+class _PlanningRound(Record):
     """The homes of values and how close layers follow each other; each round gives up something, so planning ends."""
 
     homes: Homes
@@ -137,8 +136,7 @@ class _PlanningRound:
         return replace(self, homes=homes)
 
 
-@dataclass(frozen=True)
-class _DraftPlan:
+class _DraftPlan(Record):
     """A round's program before it is known to fit."""
 
     lowered: LoweredNetwork

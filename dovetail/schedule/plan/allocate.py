@@ -10,12 +10,12 @@ import json
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from dovetail.files import kept_answer
 from dovetail.program.ir import Queue, Role
+from dovetail.records import Record
 from dovetail.schedule.plan.lifetimes import BufferFragment, StatementOrder, Timeline, Used, leader, pieces
 from dovetail.schedule.solver import new_model, solve, solver_version
 from dovetail.target.chip import Memory
@@ -28,8 +28,7 @@ Clashes = Mapping[str, Mapping[str, Sequence[Pair]]]
 """For each buffer the others it must not share bytes with, and which pieces of the two."""
 
 
-@dataclass(frozen=True)
-class Placement:
+class Placement(Record):
     """Addresses in one memory."""
 
     memory: str

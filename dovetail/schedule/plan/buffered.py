@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from dovetail.program.ir import Buffered, LaunchStatement, Program, Statement, View, writes
 from dovetail.program.loops import digest
+from dovetail.records import Record
 from dovetail.schedule.plan.allocate import Placement
 from dovetail.target.chip import Memory
 from dovetail.target.description import Target
@@ -15,8 +16,7 @@ from dovetail.target.offload import Offload, placed
 from dovetail.user_file import asking
 
 
-@dataclass(frozen=True)
-class _Loaded:
+class _Loaded(Record):
     """Something that was loaded into a buffer."""
 
     what: Hashable

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 from dovetail.program.ir import CORE
+from dovetail.records import Record
 from dovetail.schedule.layout import LayoutPlan
 from dovetail.schedule.region import Homes, LaidRegion, Region
 from dovetail.target.description import Target
@@ -77,8 +77,7 @@ def _near(value: str, regions: Sequence[Region], users: Mapping[str, Sequence[in
     return next(following, target.values)
 
 
-@dataclass(frozen=True)
-class ValueLifetimes:
+class ValueLifetimes(Record):
     """The places until which regions' results, and the network's inputs, are read."""
 
     laid: LayoutPlan

@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
@@ -31,11 +30,11 @@ from dovetail.program.ir import (
     side_by_side,
 )
 from dovetail.program.ir import touches as views_touched
+from dovetail.records import Record
 from dovetail.target.chip import Memory
 
 
-@dataclass(frozen=True)
-class Lifetime:
+class Lifetime(Record, dict=True):
     """The statements between which a buffer, or a part of one, is in use, by index."""
 
     first_by_queue: Mapping[Queue, int]
@@ -93,8 +92,7 @@ def lifetime(used: Sequence[Used], end: int) -> Lifetime:
     return Lifetime(first, last)
 
 
-@dataclass(frozen=True)
-class BufferFragment:
+class BufferFragment(Record):
     """A stretch of a buffer all of which is in use at the same times."""
 
     start: int

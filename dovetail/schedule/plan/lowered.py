@@ -10,6 +10,7 @@ import numpy as np
 
 from dovetail.ir.types import Array
 from dovetail.program.ir import Buffer, Buffers, Role, Statement, View
+from dovetail.records import Record
 from dovetail.schedule.layout import LayoutPlan
 from dovetail.schedule.region import CoreGroup, Homes
 from dovetail.schedule.tiles.tiling import CompleteTiling
@@ -39,16 +40,14 @@ class LoweringCache:
     parts: dict[str, LoweredPart] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Blob:
+class Blob(Record):
     """The packed constants of a tile side by side."""
 
     array: Array
     digest: bytes
 
 
-@dataclass(frozen=True)
-class LoweredPart:
+class LoweredPart(Record):
     """An engine's part of a layer, lowered: the same statements as long as it lies and is cut as before."""
 
     source: tuple[object, ...]

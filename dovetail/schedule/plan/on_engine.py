@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 
@@ -13,6 +13,7 @@ from dovetail.ir.layout import nbytes
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.program.ir import CORE, Buffer, Copy, LaunchStatement, Queue, Role, Statement, View, Views, dense_view
 from dovetail.program.loops import digest
+from dovetail.records import Record, field
 from dovetail.schedule.plan.lowered import Blob, LayerStatements, LoweredNetwork, LoweredPart
 from dovetail.schedule.region import EnginePart
 from dovetail.schedule.tiles.tile import PACK_ALIGNMENT, EngineTile
@@ -21,8 +22,7 @@ from dovetail.target.engine import IN_PLACE_ALIGNMENT
 from dovetail.timing.layer import constants_ahead, tiles_ahead
 
 
-@dataclass(frozen=True)
-class EngineLowering:
+class EngineLowering(Record, dict=True):
     """An engine's part of a region while its tiles become statements."""
 
     context: LoweredNetwork

@@ -21,6 +21,7 @@ from dovetail.ir.graph import Graph, Node, prune
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.movement import Concat, Slice
 from dovetail.ir.types import Array, Box, TensorType, full_box
+from dovetail.records import Record
 from dovetail.schedule.partition import partition
 from dovetail.schedule.region import Region
 from dovetail.schedule.stripe.segments import RowBuffer, Rows, Segment, SegmentCosts, StripeStep, cuts, rows_box
@@ -58,8 +59,7 @@ def striped(graph: Graph, regions: Sequence[Region], segment: Segment, steps: Se
     )
 
 
-@dataclass(frozen=True)
-class _StripeGraph:
+class _StripeGraph(Record):
     """The graph of a segment in stripes, while it is made."""
 
     types: dict[str, TensorType]
@@ -125,8 +125,7 @@ def _slice_of(box: Box) -> Slice:
     return Slice(tuple(start for start, _ in box), tuple(stop for _, stop in box), (1,) * len(box))
 
 
-@dataclass(frozen=True)
-class Segmentation:
+class Segmentation(Record):
     """A network as segments, one behind the other."""
 
     segments: tuple[Segment, ...]
@@ -204,8 +203,7 @@ _CLOSE = 4
 """Plans tried with a little less each, before less by half of what is missing."""
 
 
-@dataclass(frozen=True)
-class Stripes:
+class Stripes(Record):
     """One segment computed in stripes."""
 
     layers: tuple[str, ...]
@@ -220,8 +218,7 @@ class Stripes:
     """Whether rows that later stripes read too are kept, and not computed again."""
 
 
-@dataclass(frozen=True)
-class StripedNetwork:
+class StripedNetwork(Record):
     """A network in stripes."""
 
     graph: Graph
@@ -304,8 +301,7 @@ class Striping:
         return StripedNetwork(prune(graph), tuple(stripes), choice.peak)
 
 
-@dataclass(frozen=True)
-class StripeLimit:
+class StripeLimit(Record):
     """The bytes that activations and stack may take."""
 
     nbytes: int

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 from dovetail import kernels
 from dovetail.ir.crop import ALIGNMENT, is_stretch, part, parts, reads_in_place
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Box, Shape, TensorType, full_box, with_span
+from dovetail.records import Record
 from dovetail.schedule.region import Region
 
 Rows = tuple[int, int]
@@ -18,8 +19,7 @@ Rows = tuple[int, int]
 RowsByValue = dict[str, Rows]
 
 
-@dataclass(frozen=True)
-class Band:
+class Band(Record):
     """Some rows of a region's result."""
 
     reads: tuple[tuple[str, Rows], ...]
@@ -66,8 +66,7 @@ def _band(graph: Graph, rows: Rows) -> Band | None:
     return Band(rows_read, sum(one.macs(graph) for one in nodes.values()), plain)
 
 
-@dataclass(frozen=True)
-class CutPoint:
+class CutPoint(Record):
     """A place in the order of regions where one value is all that later regions read."""
 
     after: int
@@ -78,8 +77,7 @@ class CutPoint:
     """Bytes of the network's outputs computed before."""
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(Record):
     """The regions between two cuts, computed in stripes of some height; whole with one stripe."""
 
     first: int
@@ -105,8 +103,7 @@ class Segment:
         return 0 if not self.bands else 1 if self.bands[0][0] == 0 else -1
 
 
-@dataclass(frozen=True)
-class RowBuffer:
+class RowBuffer(Record):
     """Rows of a value that lie together."""
 
     value: str
@@ -119,8 +116,7 @@ class RowBuffer:
         return rows[0] - self.rows[0], rows[1] - self.rows[0]
 
 
-@dataclass(frozen=True)
-class StripeStep:
+class StripeStep(Record):
     """Some rows of a region's result, computed in one stripe."""
 
     index: int

@@ -8,10 +8,11 @@ depends on its neighbours: the chain is walked, launch by launch, for the ways e
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Self
 
 from dovetail.ir.types import box_shape
+from dovetail.records import Record
 from dovetail.schedule.region import EnginePart
 from dovetail.schedule.tiles.tile import BUFFERS, TILE, cuts, tile_counts
 from dovetail.schedule.tiles.tiling import PartTiles, Tiling
@@ -22,8 +23,7 @@ from dovetail.timing.layer import tiles_ahead
 from dovetail.timing.transfers import CopyCost
 
 
-@dataclass(frozen=True)
-class ChainLink:
+class ChainLink(Record):
     """A layer of a chain, cut in one way."""
 
     tiling: Tiling
@@ -72,8 +72,7 @@ def ways(tiles: PartTiles, tiling: Tiling, budget: int) -> Iterator[ChainLink]:
             yield link(part, tiles.deepened(other, budget))
 
 
-@dataclass(frozen=True, slots=True)
-class ChainState:
+class ChainState(Record):
     """A chain after one of its layers."""
 
     core: Issuer

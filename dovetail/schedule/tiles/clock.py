@@ -15,6 +15,7 @@ from dovetail.ir.crop import Tile
 from dovetail.ir.layout import nbytes
 from dovetail.ir.types import Box, Shape, full_box
 from dovetail.program.ir import Copy, dense_view
+from dovetail.records import Record
 from dovetail.schedule.region import EnginePart, Layouts
 from dovetail.schedule.tiles.tile import laid_part, packed_bytes, packed_tile, tile_boxes, tile_match
 from dovetail.target.chip import Dma
@@ -42,8 +43,7 @@ class TileCut:
     bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(Record):
     """Estimated cost of a layer cut in one way. Times are cycles, without a network's beginning and end."""
 
     cycles: int
@@ -70,8 +70,7 @@ class Estimate:
         return self.copying - self.fetching
 
 
-@dataclass(frozen=True, slots=True)
-class _TileAxes:
+class _TileAxes(Record):
     """Some axes of a tile; tiles whose axes have one `kind` cost the same."""
 
     box: Box

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from math import prod
 
@@ -11,6 +11,7 @@ from dovetail.ir.crop import Tile, crop
 from dovetail.ir.graph import Graph
 from dovetail.ir.layout import check_part
 from dovetail.ir.types import Array, Box, Shape, TensorType, box_shape, full_box
+from dovetail.records import Record
 from dovetail.schedule.region import EnginePart
 from dovetail.target.pattern import Choice, Match, Mismatch, Scope, broken_limits, match_again, match_pattern
 from dovetail.user_file import asking
@@ -23,8 +24,7 @@ PACK_ALIGNMENT = 16
 """Bytes every packed constant of a tile is aligned to."""
 
 
-@dataclass(frozen=True)
-class EngineTile:
+class EngineTile(Record):
     """A tile with everything a launch needs."""
 
     tile: Tile

@@ -9,6 +9,7 @@ from math import prod
 
 from dovetail.errors import PlanError
 from dovetail.ir.types import Shape
+from dovetail.records import Record
 from dovetail.schedule.region import EnginePart
 from dovetail.schedule.tiles.clock import Estimate, PartClock, TileCut
 from dovetail.schedule.tiles.tile import (
@@ -56,8 +57,7 @@ class CompleteTiling(Tiling):
     """In the order they are launched."""
 
 
-@dataclass(frozen=True)
-class TooLarge:
+class TooLarge(Record):
     """The outcome for a cut whose tiles do not fit the budget."""
 
     nbytes: int

@@ -11,7 +11,6 @@ activations beyond 7 bits is not published: here they saturate.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import IntEnum
 from math import ceil
 
@@ -20,6 +19,7 @@ from numpy.lib.stride_tricks import as_strided, sliding_window_view
 from numpy.typing import NDArray
 
 from dovetail.errors import SimulationError
+from dovetail.records import Record
 from dovetail.sim.device import Activity, Bus
 from dovetail.sim.launch_queue import MASK32, AddressLines, HwpeDevice, Launch
 from dovetail.targets.diana import registers as published
@@ -35,8 +35,7 @@ Values = NDArray[np.int64]
 Registers = dict[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class _DianaLaunch:
+class _DianaLaunch(Record):
     """A job: its registers as they were at the trigger, and its layer."""
 
     registers: Registers
@@ -268,8 +267,7 @@ def _run_analog(registers: Registers, layer: JobLayer, bus: Bus) -> None:
     _finish(layer, scaled, registers, bus, Analog.OUT_DATA)
 
 
-@dataclass(frozen=True)
-class _EngineVariant:
+class _EngineVariant(Record):
     """Differences between the two engines."""
 
     registers: tuple[IntEnum, ...]

@@ -15,13 +15,14 @@ silicon. eml-eda/plinio (diana_latency.py); eml-eda/match target/diana/digital/c
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, fields
 from enum import IntEnum
 from math import ceil
 
 import numpy as np
 
 from dovetail.ir.types import Array
+from dovetail.records import Record
 from dovetail.sim.launch_queue import Control as Control
 from dovetail.target import Best, Macs
 
@@ -66,8 +67,7 @@ class Operation(IntEnum):
     SUM = 3
 
 
-@dataclass(frozen=True, slots=True)
-class DianaPadding:
+class DianaPadding(Record):
     """Pixels of zeros around the operand."""
 
     top: int = 0
@@ -94,8 +94,7 @@ def analog_padding(word: int) -> DianaPadding:
     return DianaPadding(word >> 2 & 3, word & 3, word >> 6 & 3, word >> 4 & 3)
 
 
-@dataclass(frozen=True, slots=True)
-class JobLayer:
+class JobLayer(Record):
     """A layer as CONF says it: sizes in elements, distances in bytes."""
 
     operation: int
@@ -136,8 +135,7 @@ LAYER_WORDS = len(fields(JobLayer))
 """Words of a layer."""
 
 
-@dataclass(frozen=True, slots=True)
-class DianaJob:
+class DianaJob(Record):
     """A start of an engine: what the driver writes to its registers, and the layer."""
 
     weights: int
@@ -168,8 +166,7 @@ UNROLLS = (1, 2, 4, 8)
 """Columns of a result the analog array may compute at a time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(Record):
     """A layer's computation, sizes in elements."""
 
     inputs: int

@@ -6,10 +6,10 @@ Both put A at the lower end of a half of the scratchpad, B at its upper end, and
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
+from dovetail.records import Record
 from dovetail.targets.gemmini.machine import (
     COMPUTE,
     COMPUTE_KEPT,
@@ -138,8 +138,7 @@ def convolution(machine: GemminiMachine, first: int, second: int) -> Iterator[St
         yield from made.results(five[1])
 
 
-@dataclass(frozen=True)
-class LoopedConvolution:
+class LoopedConvolution(Record):
     """The settings `loop_conv_ws` was told; pairs are rows and columns."""
 
     dim: int

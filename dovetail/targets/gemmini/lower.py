@@ -9,7 +9,6 @@ accumulator, so that the three units work side by side.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 
@@ -19,6 +18,7 @@ import dovetail.target as dt
 from dovetail.ir.operators.arithmetic import Clip, float_scale
 from dovetail.ir.operators.linear import Convolution
 from dovetail.ir.types import Array, TensorType
+from dovetail.records import Record
 from dovetail.target import layers
 from dovetail.targets.gemmini.nests import (
     ADDED,
@@ -56,8 +56,7 @@ def image_of(kind: TensorType, place: dt.Operand) -> layers.Image:
     return layers.image_of(kind, place)
 
 
-@dataclass(frozen=True)
-class LayerShape:
+class LayerShape(Record, dict=True):
     """Sizes that a layer's loops follow from."""
 
     config: Config
@@ -160,8 +159,7 @@ def pixels_of(shape: tuple[int, ...]) -> tuple[int, int, int]:
     return (1, shape[0], shape[1]) if len(shape) == 2 else (shape[1], shape[2], shape[3])
 
 
-@dataclass(frozen=True)
-class Fold:
+class Fold(Record):
     """Neighbouring pixels taken as one with all their channels, so that narrow layers fill the array."""
 
     plain: LayerShape
@@ -253,8 +251,7 @@ def pack(config: Config, match: dt.Match, folded: bool = False) -> dict[str, Arr
     return {name: np.ascontiguousarray(array).reshape(-1).view(np.uint8) for name, array in arrays.items()}
 
 
-@dataclass(frozen=True)
-class LayerLaunch:
+class LayerLaunch(Record):
     """A layer with its operands' places."""
 
     shape: LayerShape

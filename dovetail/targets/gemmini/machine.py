@@ -14,6 +14,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from dovetail.errors import SimulationError
+from dovetail.records import Record
 from dovetail.sim.device import Bus, Bytes
 
 CONFIG, MVIN2, MVIN, MVOUT, COMPUTE, COMPUTE_KEPT, PRELOAD, FLUSH = range(8)
@@ -51,8 +52,7 @@ class WayIn:
     shrunk: bool = False
 
 
-@dataclass(frozen=True)
-class LocalOperand:
+class LocalOperand(Record):
     """The local operand of an instruction: where, and how many rows and columns."""
 
     word: int

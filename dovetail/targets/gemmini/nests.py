@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from dovetail.records import Record
 from dovetail.target.layers import Image
 
 Words = tuple[int, ...]
@@ -19,8 +19,7 @@ WAYS = {MVIN: 0, MVIN2: 1, MVIN3: 2}
 """Moves in -> their settings."""
 
 
-@dataclass(frozen=True)
-class Config:
+class Config(Record):
     """One Gemmini, with what an instruction costs to issue."""
 
     dim: int = 16
@@ -78,8 +77,7 @@ def local(row: int, rows: int, columns: int) -> int:
     return rows << 48 | columns << 32 | row
 
 
-@dataclass(frozen=True)
-class MoveLoop:
+class MoveLoop(Record):
     """A loop around a move: turns, and steps of the address and of the local row."""
 
     turns: int
@@ -106,8 +104,7 @@ def cut(total: int, most: int) -> Iterator[tuple[int, int, int]]:
         yield total - rest, 1, rest
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(Record):
     """The place of a picture in the scratchpad: a row of it for each pixel and block of channels, zeros around. Those
     right of a line are those left of the next."""
 
@@ -149,8 +146,7 @@ def cleared(config: Config, value: int, row: int, rows: int, blocks: int, apart:
         yield moves(MVIN3, value, local(row + start, count, config.dim), loops)
 
 
-@dataclass(frozen=True)
-class PixelWalk:
+class PixelWalk(Record):
     """An order of the pixels of a band: runs whose rows of A and of sums have one step each."""
 
     runs: int
@@ -176,8 +172,7 @@ LEAST = 4
 """Rows the array takes at least."""
 
 
-@dataclass(frozen=True)
-class LineBand:
+class LineBand(Record):
     """Lines of a result that are made together."""
 
     first: int

@@ -13,11 +13,11 @@ of waiting until the last sum of a filter has left; sends are weights, once, and
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from math import ceil, prod
 
+from dovetail.records import Record
 from dovetail.targets.maeri.config import TAIL_CYCLES, MaeriConfig
 from dovetail.targets.maeri.machine import clock, unfit
 from dovetail.targets.maeri.network import MultiplierLayer, OrderLayer, OrderNetwork
@@ -156,8 +156,7 @@ _WEIGHTS = tuple(part / 20 for part in range(21))
 """Weights of the multipliers that are tried."""
 
 
-@dataclass(frozen=True, slots=True)
-class MakespanBound:
+class MakespanBound(Record):
     """Lower bounds of the makespan, in cycles."""
 
     reasons: Mapping[str, int]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from math import prod
 from typing import Any, cast
@@ -31,6 +31,7 @@ from dovetail.ir.operators.movement import Concat, Pad, Reshape, Slice
 from dovetail.ir.operators.reduction import AveragePool2d, MaxPool2d, SumPool2d
 from dovetail.ir.pattern import Apply, OperatorT, apply
 from dovetail.ir.types import Array, DType
+from dovetail.records import Record
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.tile import Item, MultiplierTile
 from dovetail.targets.maeri.words import Address, Byte, Count, Natural, WordReader, WordTable, words_of
@@ -71,8 +72,7 @@ FORMS = {"int8": INT8, "int16": INT16}
 """By the names of their files."""
 
 
-@dataclass(frozen=True, slots=True)
-class FeatureMap:
+class FeatureMap(Record):
     """A feature in memory."""
 
     address: Address
@@ -87,8 +87,7 @@ class FeatureMap:
         return prod(self.shape)
 
 
-@dataclass(frozen=True, slots=True)
-class StepConstant:
+class StepConstant(Record):
     """A constant of a step in memory."""
 
     address: Natural
@@ -97,8 +96,7 @@ class StepConstant:
     """Whether it has the elements of the form, raised by its shift; else int32."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepNode:
+class StepNode(Record):
     """An operator of a step."""
 
     operator: StepOperator
@@ -106,8 +104,7 @@ class StepNode:
     """Its operands, counted through the step's features, constants and the results of the nodes before."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Record):
     """A feature that is computed from others, such as a layer with its padding, requantisation and limits."""
 
     reads: tuple[FeatureMap, ...]
@@ -185,8 +182,7 @@ def add_step(builder: GraphBuilder, step: Step, values: Sequence[str], where: st
     return values[-1]
 
 
-@dataclass(frozen=True)
-class ProgrammingImage:
+class ProgrammingImage(Record):
     """A programming image."""
 
     config: MaeriConfig

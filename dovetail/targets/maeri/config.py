@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 from dovetail.errors import TargetError
+from dovetail.records import Record
 
 TAIL_CYCLES = 4
 """Cycles from the last product to its sum at the collection bus, beside one per level of the virtual neuron's tree:
@@ -15,8 +16,7 @@ STAGE_CYCLES = 3
 _LEAST = {"weight_depth": 1, "joint": 1, "prefetch": 0, "feature_memory": 0, "prefetch_buffer": 0}
 
 
-@dataclass(frozen=True, slots=True)
-class MaeriConfig:
+class MaeriConfig(Record):
     """One MAERI.
 
     Raises:

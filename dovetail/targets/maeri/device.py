@@ -14,7 +14,7 @@ Registers are 32 bits wide; the public RTL has none, this chip's are:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from math import prod
 from typing import Any
@@ -28,6 +28,7 @@ from dovetail.ir.operators.arithmetic import Requantize
 from dovetail.ir.operators.movement import Pad
 from dovetail.ir.pattern import apply
 from dovetail.ir.types import Array, DType, Shape, TensorType
+from dovetail.records import Record
 from dovetail.sim.device import Activity, Bus
 from dovetail.sim.launch_queue import ControlledDevice, Launch
 from dovetail.targets.maeri.bound import addition_cycles
@@ -59,8 +60,7 @@ PlacedTask = tuple[Task, int]
 """A task, and the address of its constants."""
 
 
-@dataclass(frozen=True, slots=True)
-class _MaeriLaunch:
+class _MaeriLaunch(Record):
     """Tasks side by side, in one order."""
 
     tasks: tuple[PlacedTask, ...]

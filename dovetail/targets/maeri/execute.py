@@ -14,7 +14,7 @@ interpreted, and Layer_Info and RN_Config must be those of the items.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
@@ -32,6 +32,7 @@ from dovetail.ir.types import Array, DType, TensorType
 from dovetail.program.interpret import ProgramInterpreter
 from dovetail.program.ir import CORE, Buffer, LaunchStatement, Program, Queue, Role, Statement, View, Wait, dense_view
 from dovetail.program.verify import verify
+from dovetail.records import Record
 from dovetail.schedule.plan.allocate import allocate
 from dovetail.schedule.plan.lifetimes import Timeline
 from dovetail.targets.maeri.coded import (
@@ -77,8 +78,7 @@ def machine(nbytes: int) -> dt.Target:
     return dt.Target("maeri image", "", dt.Core("rv32imc"), (memory,), _MEMORY, _MEMORY, policies, (engine,))
 
 
-@dataclass(frozen=True)
-class StepGraph:
+class StepGraph(Record):
     """A graph as steps: its features, each with the operators that compute it from others."""
 
     graph: Graph
@@ -345,8 +345,7 @@ def _made(match: dt.Match) -> int | None:
     return scaled[-1] if scaled else None
 
 
-@dataclass(frozen=True)
-class ImageRun:
+class ImageRun(Record):
     """Outputs and clock cycles of one execution of an image."""
 
     outputs: tuple[Array, ...]

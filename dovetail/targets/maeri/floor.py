@@ -8,13 +8,14 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice, product, repeat
 from math import gcd
 
 import numpy as np
 
 from dovetail.errors import TargetError
+from dovetail.records import Record
 from dovetail.targets.maeri.bound import along, fastest
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.machine import NeuronClock, clock, clock_of
@@ -32,8 +33,7 @@ Lane = tuple[Item, NeuronClock]
 """An item without sums, and its times."""
 
 
-@dataclass(frozen=True)
-class UnitRoom:
+class UnitRoom(Record):
     """Place and time that a unit may use."""
 
     ready: int

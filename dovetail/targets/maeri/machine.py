@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.errors import TargetError
+from dovetail.records import Record
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.network import OrderLayer
 from dovetail.targets.maeri.tile import (
@@ -47,8 +48,7 @@ _PLAYED = 600
 """Steps of a virtual neuron that are played at most where sums go round, but two positions at least."""
 
 
-@dataclass(frozen=True)
-class PositionSequence:
+class PositionSequence(Record, dict=True):
     """Positions computed one after the other with the same weights, in cycles from the first weight's."""
 
     begins: Cycles
@@ -211,8 +211,7 @@ def _round_trips(loops: FeedbackLoops, positions: int) -> Cycles:
     return np.asarray(np.array(ends) - climbs, np.int64)
 
 
-@dataclass(frozen=True, eq=False)
-class NeuronClock:
+class NeuronClock(Record, eq=False, dict=True):
     """Times of the virtual neurons of a tile at a place, in cycles from their first weight on."""
 
     group: NeuronGroup
@@ -345,8 +344,7 @@ def clock_of(config: MaeriConfig, layer: OrderLayer, item: Item) -> NeuronClock:
     return clock(config, layer, item.tile, item.products, item.place.start)
 
 
-@dataclass(frozen=True)
-class ItemTimeline:
+class ItemTimeline(Record, dict=True):
     """An item of a layer from its first weight to its last sum; arrays by position, in its order."""
 
     layer: OrderLayer

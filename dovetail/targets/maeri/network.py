@@ -17,10 +17,10 @@ from dovetail.ir.operators.base import Operator
 from dovetail.ir.operators.linear import Conv2d, Convolution, DepthwiseConv2d, FullyConnected
 from dovetail.ir.pattern import Apply, apply, constant, occurrence, operand, rest
 from dovetail.ir.types import Box, TensorType, full_box
+from dovetail.records import Record
 
 
-@dataclass(frozen=True, slots=True)
-class OrderLayer:
+class OrderLayer(Record):
     """Sizes of a convolution, with the input's padding; a dense layer is a convolution of 1x1."""
 
     rows: int
@@ -74,8 +74,7 @@ Times = npt.NDArray[np.int64]
 """Cycle from which each [channel, row] of a value exists."""
 
 
-@dataclass(frozen=True)
-class MultiplierLayer:
+class MultiplierLayer(Record):
     """A layer of the network on the multipliers."""
 
     node: Node

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
 
@@ -24,6 +23,7 @@ import numpy as np
 
 from dovetail.errors import SimulationError, TargetError
 from dovetail.ir.types import TensorType
+from dovetail.records import Record
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.machine import ItemTimeline, NeuronClock, beside_each_other, clock_of, play
 from dovetail.targets.maeri.network import MultiplierLayer, OrderLayer, OrderNetwork, Times, exists_from
@@ -34,8 +34,7 @@ from dovetail.targets.maeri.tile import Numbers, grid, sweep
 from dovetail.targets.maeri.tree import Range, configure
 
 
-@dataclass(frozen=True)
-class NetworkOrder:
+class NetworkOrder(Record, dict=True):
     """A valid order of a network."""
 
     network: OrderNetwork
@@ -67,8 +66,7 @@ class NetworkOrder:
         return [item for item in self.items if item.work == number]
 
 
-@dataclass(frozen=True)
-class LayerItems:
+class LayerItems(Record):
     """Items of one layer, laid out."""
 
     items: tuple[Item, ...]
@@ -133,8 +131,7 @@ _LISTED = 6
 """Contents of a memory that an error names."""
 
 
-@dataclass(frozen=True, slots=True)
-class Peak:
+class Peak(Record):
     """The most bytes of a memory that are in use at the same time."""
 
     used: int

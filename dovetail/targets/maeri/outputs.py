@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import resources
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
+from dovetail.records import Record
 from dovetail.targets.maeri.bound import bound
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.network import OrderLayer
@@ -35,8 +36,7 @@ from dovetail.targets.maeri.tree import (
 from dovetail.targets.maeri.words import Count, Natural
 
 
-@dataclass(frozen=True)
-class Phase:
+class Phase(Record):
     """A span of time in which the same virtual neurons work."""
 
     start: int

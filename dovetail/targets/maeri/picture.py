@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from html import escape
 from importlib import resources
@@ -18,6 +18,7 @@ from string import Template
 import numpy as np
 import numpy.typing as npt
 
+from dovetail.records import Record
 from dovetail.targets.maeri.network import MultiplierLayer
 from dovetail.targets.maeri.order import NetworkOrder
 from dovetail.targets.maeri.outputs import HEADINGS
@@ -69,8 +70,7 @@ def binds(order: NetworkOrder, item: Item) -> Bottleneck:
     return Bottleneck.TREE if clock.group.loops else Bottleneck.LINES
 
 
-@dataclass(frozen=True)
-class Utilisation:
+class Utilisation(Record):
     """Utilisation of the engine in spans of equal length."""
 
     edges: npt.NDArray[np.int64]
@@ -103,8 +103,7 @@ def use_of(order: NetworkOrder, spans: int) -> Utilisation:
     return Utilisation(edges, shares[:-2], shares[-2], shares[-1])
 
 
-@dataclass(frozen=True)
-class ItemBar:
+class ItemBar(Record):
     """An item as it is drawn, or several of a layer that follow one another in one place."""
 
     work: int

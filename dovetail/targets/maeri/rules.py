@@ -26,6 +26,7 @@ from msgspec import Meta
 from dovetail.documents import read_document
 from dovetail.documents.lines import ValuePath
 from dovetail.errors import ModelError
+from dovetail.records import Record
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.network import MultiplierLayer, OrderNetwork
 from dovetail.targets.maeri.tree import Range
@@ -193,8 +194,7 @@ class ChannelRange:
 UnitPair = tuple[ChannelRange, ChannelRange]
 
 
-@dataclass(frozen=True)
-class UnitRules:
+class UnitRules(Record, dict=True):
     """Rules for the units of one network, and its dependencies, each with its reason."""
 
     units: tuple[ChannelRange, ...]

@@ -6,7 +6,7 @@ The chip has no clock of its own, so places in time (`Pin.begin`, `Pin.end`) are
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate, chain, combinations, pairwise, permutations
 from pathlib import Path
@@ -20,6 +20,7 @@ from dovetail.files import kept_answer
 from dovetail.ir.graph import Graph, GraphBuilder, Node
 from dovetail.ir.operators.linear import Linear
 from dovetail.ir.types import DType, Shape, TensorType
+from dovetail.records import Record, field
 from dovetail.target import Match
 from dovetail.targets.maeri.coded import Step, items_of, words_of_items
 from dovetail.targets.maeri.config import MaeriConfig
@@ -31,8 +32,7 @@ from dovetail.targets.maeri.tile import Item, in_order
 from dovetail.targets.maeri.words import Natural, WordReader, words_of
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(Record):
     """A step as an image's: a layer, or an addition of two images; and the items of its order.
 
     Addresses of features are those of the memory, addresses of constants are bytes from the start of the launch's.
@@ -79,8 +79,7 @@ _WORTH = 100
 """Multipliers are shared out where that could save one in so many cycles."""
 
 
-@dataclass(frozen=True)
-class ChipRules:
+class ChipRules(Record):
     """The user's rules for layers of a launch, which they know by name."""
 
     names: tuple[str, ...] = ()

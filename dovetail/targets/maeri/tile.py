@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from math import ceil
@@ -23,14 +22,14 @@ from math import ceil
 import numpy as np
 import numpy.typing as npt
 
+from dovetail.records import Record
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.network import OrderLayer
 from dovetail.targets.maeri.tree import Range, TreeExit, leaving
 from dovetail.targets.maeri.words import Count, Natural, Size
 
 
-@dataclass(frozen=True, slots=True)
-class MultiplierTile:
+class MultiplierTile(Record):
     """The part of a layer that is on the multipliers at the same time, as a size in each dimension.
 
     Names are those of the hardware sheet: R, S rows and columns of the kernel, C input channels, K filters, G groups,
@@ -90,8 +89,7 @@ def rounds(layer: OrderLayer, tile: MultiplierTile) -> int:
     return ceil(layer.filters / tile.filters) * ceil(layer.groups / tile.groups)
 
 
-@dataclass(frozen=True, slots=True)
-class PortTraffic:
+class PortTraffic(Record):
     """Cycles in which a port sends values for one step of the virtual neurons."""
 
     weights: int
@@ -146,8 +144,7 @@ def traffic(config: MaeriConfig, layer: OrderLayer, tile: MultiplierTile) -> tup
     return config.lanes * sum(weights), config.lanes * sum(first), config.lanes * sum(later)
 
 
-@dataclass(frozen=True, eq=False)
-class NeuronGroup:
+class NeuronGroup(Record, eq=False):
     """Equal virtual neurons side by side on the multipliers."""
 
     width: int
@@ -180,8 +177,7 @@ def neuron_group(config: MaeriConfig, layer: OrderLayer, tile: MultiplierTile, t
     return NeuronGroup(width, folds, places, exits, tuple(exit_.line for exit_ in exits), sent, loops)
 
 
-@dataclass(frozen=True)
-class FeedbackRun:
+class FeedbackRun(Record):
     """Cycles in which the memory takes the finished sums of some virtual neurons."""
 
     ends: tuple[tuple[int, ...], ...]
@@ -200,8 +196,7 @@ class FeedbackRun:
         return ends[count - repetitions * self.repeated[number] - 1] + repetitions * self.period[number]
 
 
-@dataclass(frozen=True, slots=True)
-class FeedbackLoops:
+class FeedbackLoops(Record):
     """The way round of the sums of virtual neurons side by side."""
 
     exits: tuple[TreeExit, ...]
@@ -315,8 +310,7 @@ class _FeedbackPlay:
 Numbers = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class ChannelSegment:
+class ChannelSegment(Record):
     """Some sums of one output channel, or of neighbouring ones where a tile has several filters."""
 
     channel: Natural
@@ -327,8 +321,7 @@ class ChannelSegment:
     """Number of positions."""
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(Record):
     """Equal virtual neurons side by side that work in step, from their first weight until their last sum has left."""
 
     work: Natural

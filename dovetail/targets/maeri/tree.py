@@ -18,11 +18,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, repeat
 
 from dovetail.errors import TargetError
+from dovetail.records import Record
 from dovetail.targets.maeri.config import MaeriConfig
 from dovetail.targets.maeri.words import Count, Natural
 
@@ -30,8 +30,7 @@ Switch = tuple[int, int]
 """(level from the root, number from the left)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
+class Range(Record):
     """Neighbouring multipliers: [start, start + size)."""
 
     start: Natural
@@ -47,8 +46,7 @@ class Range:
         return f"[{self.start}, {self.end})"
 
 
-@dataclass(frozen=True, slots=True)
-class TreeConfiguration:
+class TreeConfiguration(Record):
     """A configuration of the tree."""
 
     outputs: tuple[Switch, ...]
@@ -137,8 +135,7 @@ def _line_inputs(multipliers: int, lines: int) -> Mapping[Switch, tuple[int, int
     return inputs
 
 
-@dataclass(frozen=True, slots=True)
-class TreeExit:
+class TreeExit(Record):
     """How a virtual neuron's sum leaves the tree."""
 
     switch: Switch

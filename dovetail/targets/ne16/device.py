@@ -9,13 +9,12 @@ agrees: with a bias, product and sum wrap to 32 bits; without one the 48-bit pro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from dovetail.errors import SimulationError
+from dovetail.records import Record
 from dovetail.sim.device import Activity, Bus
 from dovetail.sim.launch_queue import MASK32, AddressLines, Control, HwpeDevice, Launch
 from dovetail.targets.ne16.image import (
@@ -42,8 +41,7 @@ Values = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True)
-class _Ne16Launch:
+class _Ne16Launch(Record):
     """A triggered job: its id, and what its registers said."""
 
     identity: int

@@ -5,11 +5,10 @@ Sources: see job.py and device.py. Nothing here is the compiler's: it is what th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
+from dovetail.records import Record
 from dovetail.targets.ne16.job import (
     CHANNELS_IN,
     CHANNELS_OUT,
@@ -25,8 +24,7 @@ from dovetail.targets.ne16.job import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RegisterImage:
+class RegisterImage(Record):
     """The fields of a register image; sizes in subtiles are as the engine counts."""
 
     weights: int

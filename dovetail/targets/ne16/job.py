@@ -8,7 +8,7 @@ ne16_ctrl_fsm.sv), summed over its loops, with memory that always grants; no pro
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from math import prod
 from typing import Any, NamedTuple, TypeVar
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dovetail.records import Record
 from dovetail.target import Best, Macs
 
 CHANNELS_IN = 16
@@ -54,8 +55,7 @@ NO_PADDING = Ne16Padding()
 """Padding on no side."""
 
 
-@dataclass(frozen=True, slots=True)
-class Requantise:
+class Requantise(Record):
     """How 32-bit accumulators become outputs: ``(accumulator * scale + bias) >> shift``, clipped."""
 
     scale_bits: int = 8
@@ -68,8 +68,7 @@ class Requantise:
     """Right shift of every channel, 0..31; None: one byte per output channel at ``Job.scale_shift``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ne16Job:
+class Ne16Job(Record):
     """One launch of a convolution, a depthwise convolution or a fully connected layer on data in L1.
 
     The input is uint8, HWC, channels contiguous; the output is HWC, channels contiguous. Sizes are in

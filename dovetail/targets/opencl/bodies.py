@@ -8,7 +8,6 @@ and padding are folded into the constants by `kernels.convolution.sums_of`, as f
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -25,6 +24,7 @@ from dovetail.kernels.pools import pool_nest
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.sums import SumConstants, SumNest, blocked, padded, products_of, sums_of
 from dovetail.kernels.window import COLUMN, ROW, Nest
+from dovetail.records import Record
 
 Sizes = tuple[int, int, int]
 WIDTHS = (1, 2, 4, 8)
@@ -35,8 +35,7 @@ _GLOBAL = "__global "
 _NAMES = dict(int8_t="char", uint8_t="uchar", int16_t="short", uint16_t="ushort", int32_t="int", int64_t="long")
 
 
-@dataclass(frozen=True)
-class Body:
+class Body(Record):
     """The statements of a work-item, and how many items there are along each dimension."""
 
     lines: list[str]

@@ -6,7 +6,6 @@ import hashlib
 import importlib.util
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,7 @@ from dovetail.kernels.c import array_definition, function, guard, identifiers, w
 from dovetail.kernels.helpers import HELPERS, needed_helpers
 from dovetail.kernels.kernel import Parameter, UnsupportedRegion
 from dovetail.kernels.scope import split
+from dovetail.records import Record
 from dovetail.target import Choice, Deployed
 from dovetail.targets.opencl.bodies import Sizes, writer_of
 
@@ -49,8 +49,7 @@ MOVES: Names = {"transpose": Transpose, "slice": Slice, "pad": Pad}
 _SHORT = {kind: name for name, kind in {**LAYERS, **POOLS, **MOVES, "concat": Concat}.items()}
 
 
-@dataclass(frozen=True)
-class Kernel:
+class Kernel(Record):
     """A region as an OpenCL kernel.
 
     Its arguments: the device's copy of the network's memory; where in it, in bytes, the result and each run-time
@@ -129,8 +128,7 @@ def _blob(constants: Mapping[str, Array]) -> Array:
     return np.concatenate(parts)
 
 
-@dataclass(frozen=True)
-class DeviceBinary:
+class DeviceBinary(Record):
     """A kernel of a vendor's, compiled for the device."""
 
     file: Path

@@ -8,11 +8,11 @@ TARGET = with_kernels(opencl.TARGET, [add])
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from dovetail.errors import TargetError
 from dovetail.ir.types import Array
+from dovetail.records import Record, field
 from dovetail.target import Constraint, CValue, LibraryCall, Match, Offload, Pointer
 from dovetail.target.pattern import Pattern, leaves
 from dovetail.targets.opencl.bodies import Sizes
@@ -24,8 +24,7 @@ Argument = str | int | Callable[[Match], int]
 match."""
 
 
-@dataclass(frozen=True)
-class BinaryKernel:
+class BinaryKernel(Record):
     """A kernel in a program compiled for the device, and what it computes."""
 
     name: str

@@ -269,7 +269,7 @@ def _parts(command: dt.Command) -> dict[str, bytes]:
 
 def target(config: VtaConfig, name: str = "vta") -> dt.Target:
     """The chip with an engine of this configuration."""
-    sizes = {field: getattr(config, field) for field in config.__slots__}
+    sizes = {field: getattr(config, field) for field in config.__struct_fields__}
     engine = dt.Engine(
         name="vta",
         memory=DRAM.name,

@@ -8,11 +8,11 @@ as instructions of a queue are in order, looking at the last of each queue finds
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from dovetail.records import Record
 from dovetail.targets.vta.config import VtaConfig
 from dovetail.targets.vta.isa import Instruction, Load, Store, VtaMemory, element_bytes
 from dovetail.targets.vta.stream import COMPUTE, LOAD, QUEUES, STORE, Fault, InstructionStart, StreamError, name
@@ -24,8 +24,7 @@ Indices = npt.NDArray[np.int64]
 _ADDRESSES = 1 << 32
 
 
-@dataclass(frozen=True, slots=True)
-class Pointers:
+class Pointers(Record):
     """Byte addresses the DRAM elements of each memory are counted from."""
 
     uop: int
@@ -39,8 +38,7 @@ class Pointers:
         return (self.uop, self.wgt, self.inp, self.acc, self.out)[memory]
 
 
-@dataclass(frozen=True, slots=True)
-class BufferRange:
+class BufferRange(Record):
     """Bytes of DRAM a stream may touch."""
 
     name: str
@@ -52,8 +50,7 @@ class BufferRange:
     """Whether every byte must be stored by the stream."""
 
 
-@dataclass(frozen=True, slots=True)
-class DramRows:
+class DramRows(Record):
     """DRAM bytes of a transfer: `count` rows of `nbytes` bytes, `step` bytes apart."""
 
     address: int

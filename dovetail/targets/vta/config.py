@@ -8,9 +8,10 @@ interval of at least 2.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dovetail.errors import TargetError
+from dovetail.records import Record
 
 UOP_ELEMENT = 4
 """Bytes of a micro-operation."""
@@ -24,8 +25,7 @@ HEAD = (("opcode", 3), ("pop_prev", 1), ("pop_next", 1), ("push_prev", 1), ("pus
 """The first fields of every instruction, each (name, bits)."""
 
 
-@dataclass(frozen=True, slots=True)
-class VtaConfig:
+class VtaConfig(Record):
     """One VTA: geometry, memories, bus and pipeline.
 
     Raises:

@@ -17,6 +17,7 @@ from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d, FullyConnected
 from dovetail.ir.operators.movement import Pad
 from dovetail.ir.operators.reduction import MaxPool2d
 from dovetail.loops import bias_rows, shifts
+from dovetail.records import Record
 from dovetail.target import Best, Macs
 from dovetail.targets.vta.config import VtaConfig, macs_per_cycle
 from dovetail.targets.vta.mapping import depth, joined, shared_taps
@@ -26,8 +27,7 @@ STREAMING = 8
 """Slots for data that cannot stay as a whole: more would only need more micro-operations."""
 
 
-@dataclass(frozen=True)
-class VtaTiling:
+class VtaTiling(Record):
     """How a region's result is cut: a tile is computed from start to end before the next one."""
 
     rows: int

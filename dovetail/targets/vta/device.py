@@ -16,11 +16,11 @@ A launch reads its instructions when it is handed over, and all other memory whe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 from dovetail.errors import DovetailError, SimulationError
+from dovetail.records import Record
 from dovetail.sim.device import Activity, Bus
 from dovetail.sim.launch_queue import MASK32, ControlledDevice, Launch
 from dovetail.targets.vta.checks import Pointers
@@ -49,8 +49,7 @@ class VtaRegister(IntEnum):
 _READ_ONLY = (VtaRegister.CYCLES, VtaRegister.FINISHED, VtaRegister.ROOM)
 
 
-@dataclass(frozen=True, slots=True)
-class _VtaLaunch:
+class _VtaLaunch(Record):
     stream: bytes
     pointers: Pointers
 

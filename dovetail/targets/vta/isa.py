@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.errors import TargetError
+from dovetail.records import Record
 from dovetail.targets.vta.config import (
     HEAD,
     SRAM_BITS,
@@ -70,8 +71,7 @@ _FOURTH = 4
 """The ALU operation that is MUL, SHL or nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Flags:
+class Flags(Record):
     """Tokens an instruction takes before it starts (pop) and gives when it ends (push), by neighbouring queue."""
 
     pop_prev: bool = False
@@ -86,8 +86,7 @@ _OPCODES, _MEMORIES, _ALU_OPCODES = tuple(Opcode), tuple(VtaMemory), tuple(AluOp
 _FLAGS = (NO_FLAGS, *(Flags(*(bool(bits >> place & 1) for place in range(4))) for bits in range(1, 16)))
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(Record):
     """Fill SRAM from DRAM; entries, addresses, sizes and strides count elements of `memory`.
 
     The SRAM entries from `sram` on hold y_pad[0] + y_size + y_pad[1] rows of x_pad[0] + x_size + x_pad[1] elements;
@@ -133,8 +132,7 @@ class Store:
         return self.y_size * self.x_size
 
 
-@dataclass(frozen=True, slots=True)
-class Gemm:
+class Gemm(Record):
     """acc[dst] += inp[src] . wgt[wgt]^T, or acc[dst] = 0 with `reset`.
 
     For every outer and inner iteration and every micro-operation in uop_begin..uop_end-1, in this order; an index is
@@ -157,8 +155,7 @@ class Gemm:
         return self.iter_out * self.iter_in * max(0, self.uop_end - self.uop_begin)
 
 
-@dataclass(frozen=True, slots=True)
-class Alu:
+class Alu(Record):
     """acc[dst] = operation(acc[dst], imm or acc[src]), iterated as in `Gemm`.
 
     The public instruction has a reset bit; it has no meaning for the ALU, and `encode` and `decode` refuse it.
@@ -182,8 +179,7 @@ class Alu:
         return self.iter_out * self.iter_in * max(0, self.uop_end - self.uop_begin)
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(Record):
     """The end of the stream."""
 
     flags: Flags = NO_FLAGS
@@ -192,8 +188,7 @@ class Finish:
 Instruction = Load | Store | Gemm | Alu | Finish
 
 
-@dataclass(frozen=True, slots=True)
-class Uop:
+class Uop(Record):
     """A micro-operation: indices of entries in ACC, INP (ALU: ACC) and WGT."""
 
     dst: int

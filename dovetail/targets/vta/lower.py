@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from math import prod
 from operator import mul
@@ -13,6 +13,7 @@ from dovetail.ir.operators.linear import Conv2d, DepthwiseConv2d
 from dovetail.ir.operators.reduction import MaxPool2d
 from dovetail.ir.types import Box
 from dovetail.loops import SHIFTS, Allocation, Demand, Event, Issue, Lanes, Pool, Span, Window, algorithm, pools, trace
+from dovetail.records import Record
 from dovetail.target import crop
 from dovetail.targets.vta.config import MOST_PAD, VtaConfig
 from dovetail.targets.vta.cost import VtaTiling, capacities, shape, slots_of_use
@@ -163,8 +164,7 @@ _WRITE: Mapping[str, Callable[[_InstructionUse], None]] = {
 }
 
 
-@dataclass(frozen=True)
-class _TileEvents:
+class _TileEvents(Record, dict=True):
     events: tuple[Event, ...]
     origins: Mapping[str, tuple[int, ...]]
     """First index of each argument's leading dimensions in this tile."""

@@ -9,7 +9,7 @@ kind of region, for all sizes; every step is a rewrite that Exo checks.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from dovetail.loops import (
     shifts,
     stored,
 )
+from dovetail.records import Record
 from dovetail.targets.vta.config import VtaConfig
 
 _EXTENTS = dict(b="OCB", h="OH", w="OW", n="BATCH", o="BLOCK", i="BLOCK", d="D", kh="KH", kw="KW")
@@ -323,8 +324,7 @@ def _loops(made: Procedure) -> set[str]:
 LEAST_INT8 = -128
 
 
-@dataclass(frozen=True)
-class RegionConstants:
+class RegionConstants(Record):
     """Constants of a region, by the argument names of `dovetail.loops.algorithm`."""
 
     blob: Array

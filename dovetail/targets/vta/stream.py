@@ -21,10 +21,10 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from dovetail.errors import DovetailError, TargetError
+from dovetail.records import Record
 from dovetail.targets.vta import isa
 from dovetail.targets.vta.config import VtaConfig
 from dovetail.targets.vta.isa import NO_FLAGS, Alu, Finish, Flags, Gemm, Instruction, Load, Store, Uop, VtaMemory
@@ -143,7 +143,7 @@ def explain(instruction: Instruction) -> str:
             text = f"GEMM{' reset' if i.reset else ''} {loops} wgt +{i.wgt[0]},{i.wgt[1]}"
         else:
             text = f"ALU {i.opcode.name} {f'imm {i.imm}' if i.use_imm else 'acc'} {loops}"
-    words = [flag.replace("_", " ") for flag in Flags.__slots__ if getattr(i.flags, flag)]
+    words = [flag.replace("_", " ") for flag in Flags.__struct_fields__ if getattr(i.flags, flag)]
     return f"{text} [{', '.join(words)}]" if words else text
 
 
@@ -159,8 +159,7 @@ Clock = tuple[int, int, int]
 """Per queue the last instruction (its number in the stream) known to have ended, -1 for none."""
 
 
-@dataclass(frozen=True, slots=True)
-class InstructionStart:
+class InstructionStart(Record):
     """An instruction that starts: its number in the stream, its queue, and its clock, which names itself."""
 
     number: int
@@ -172,8 +171,7 @@ class InstructionStart:
         return f"instruction {self.number} ({explain(self.instruction)})"
 
 
-@dataclass(frozen=True, slots=True)
-class InstructionBar:
+class InstructionBar(Record):
     """A bar of the timeline: instruction `index` ran in `queue` from cycle `start` to cycle `end`."""
 
     queue: str
@@ -182,8 +180,7 @@ class InstructionBar:
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class Execution:
+class Execution(Record):
     """Times of a stream. Cycles count from the launch; tiles are batch x block_in x block_out products."""
 
     cycles: int
@@ -210,8 +207,7 @@ Token = tuple[int, InstructionStart]
 """The cycle a token is there from, and the instruction that pushed it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _BusTransfer:
+class _BusTransfer(Record):
     """A LOAD or STORE between its start and its place on the bus."""
 
     issue: InstructionStart

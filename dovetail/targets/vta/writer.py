@@ -8,7 +8,7 @@ cycles it costs, under the rule that successive micro-operations write different
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import permutations, product
 from math import prod
@@ -16,6 +16,7 @@ from math import prod
 from dovetail.ir.graph import Graph
 from dovetail.ir.types import Box
 from dovetail.loops import Access, Allocation, Pool, Span, Window, tokens
+from dovetail.records import Record
 from dovetail.target import Operand
 from dovetail.targets.vta.config import VtaConfig
 from dovetail.targets.vta.isa import Alu, AluOpcode, Finish, Flags, Gemm, Instruction, Load, Uop, VtaMemory, queue_of
@@ -29,16 +30,14 @@ _UOP_CYCLES = 0.75
 """Cost of a micro-operation: half a bus cycle, and room in its memory."""
 
 
-@dataclass(frozen=True)
-class VtaLoop:
+class VtaLoop(Record):
     """One loop of a nest: how often, and how far each entry moves per iteration."""
 
     extent: int
     step: Triple
 
 
-@dataclass(frozen=True)
-class MicroNest:
+class MicroNest(Record):
     """A nest as instructions that share their loops and, but for where they begin, their micro-operations."""
 
     outer: VtaLoop
@@ -121,8 +120,7 @@ def _positions(loops: Sequence[VtaLoop]) -> tuple[Triple, ...]:
 _QUEUES = {"load": 0, "compute": 1, "store": 2}
 
 
-@dataclass(frozen=True)
-class VtaRegion:
+class VtaRegion(Record):
     """A region with what the stream must know beyond it."""
 
     graph: Graph
@@ -135,16 +133,14 @@ class VtaRegion:
     constants: RegionConstants
 
 
-@dataclass(frozen=True)
-class InstructionStream:
+class InstructionStream(Record):
     """A region's instructions and the micro-operations they load."""
 
     instructions: tuple[Instruction, ...]
     uops: tuple[Uop, ...]
 
 
-@dataclass(frozen=True)
-class InstructionTemplate:
+class InstructionTemplate(Record):
     """How the instructions of a nest are made from their loops."""
 
     opcode: AluOpcode | None = None
@@ -162,8 +158,7 @@ class InstructionTemplate:
         return Alu(self.opcode, self.number is not None, number, begin, end, outer.extent, inner.extent, dst, src)
 
 
-@dataclass(frozen=True)
-class SlotBuffer:
+class SlotBuffer(Record):
     """A buffer of the schedule in its slot."""
 
     memory: str
@@ -179,8 +174,7 @@ class SlotBuffer:
         return Span(self.memory, self.base, self.base + prod(self.shape))
 
 
-@dataclass(frozen=True)
-class _InstructionStep:
+class _InstructionStep(Record):
     instruction: Instruction
     access: Access
     segment: int = -1
