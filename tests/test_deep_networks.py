@@ -13,6 +13,7 @@ from typing import Any
 import onnx
 import pytest
 
+from dovetail.codegen.emit import network
 from dovetail.compile import Options, compile_model
 from dovetail.targets import load_target
 
@@ -84,3 +85,15 @@ def test_a_layer_of_a_long_chain_is_no_more_work(target: str, tmp_path: Path) ->
     few, many = (lines_of(layers, target, tmp_path) for layers in (FEW, MANY))
     found, left_out = growing(few, many), SEARCHED.get(target, ())
     assert {place: pair for place, pair in found.items() if Path(place.split()[0]).name not in left_out} == {}
+
+
+def test_compilers_put_few_layers_into_one_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their time grows with the square of a function's statements."""
+    path, apart = tmp_path / "chain.onnx", "static __attribute__((noinline)) void conv_"
+    onnx.save(deep(6).model(), path)
+    texts = list[str]()
+    for most in (network._TOGETHER, 3):
+        monkeypatch.setattr(network, "_TOGETHER", most)
+        texts.append(compile_model(path, load_target("riscv"), Options()).project.files["src/chain.c"])
+    assert texts[1].count(apart) == texts[0].count("static void conv_") == 6
+    assert texts[1].replace("static __attribute__((noinline)) void", "static void") == texts[0]

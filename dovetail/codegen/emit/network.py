@@ -16,6 +16,9 @@ from dovetail.program.series import Loop
 from dovetail.records import Record
 from dovetail.schedule.region import Region
 
+_TOGETHER = 256
+"""Functions of layers that the compiler may put together into one: with more, its time grows with their square."""
+
 
 def model_source(unit: Unit) -> str:
     """The network: functions of layers, and the function that runs them."""
@@ -180,10 +183,12 @@ def _functions(unit: Unit) -> Iterator[tuple[str, Lines]]:
     issued = [index for one in stretches for index in (one.begin, *one.members)]
     lines = {index: statement_lines(unit, index, statements[index]) for index in issued}
     text = _FunctionWriter(unit, lines, [loop for loop in unit.program.loops if is_repeat(loop, lines)])
-    for group in _groups(text, stretches):
+    groups = list(_groups(text, stretches))
+    kind = "static void" if len(groups) <= _TOGETHER else "static __attribute__((noinline)) void"
+    for group in groups:
         layers = list(dict.fromkeys(one.layer for one in group))
         name = "_to_".join(dict.fromkeys(unit.regions[layer].name for layer in (min(layers), max(layers))))
-        yield name, [*_jobs(unit, group), *_function(text, name, group), ""]
+        yield name, [*_jobs(unit, group), *_function(text, f"{kind} {name}(void)", group), ""]
 
 
 def _stretches(statements: Sequence[Statement], inside: set[int]) -> list[_StatementGroup]:
@@ -236,7 +241,7 @@ def _plain(part: Hole | Ticket) -> str:
     return text_of(part.number)
 
 
-def _function(text: _FunctionWriter, name: str, group: Sequence[_StatementGroup]) -> Iterator[str]:
+def _function(text: _FunctionWriter, head: str, group: Sequence[_StatementGroup]) -> Iterator[str]:
     """A function, each of its layers under a comment."""
     unit, layers = text.unit, list(dict.fromkeys(one.layer for one in group))
     alone = len(layers) == 1
@@ -245,7 +250,7 @@ def _function(text: _FunctionWriter, name: str, group: Sequence[_StatementGroup]
     for one in (unit.started[index] for stretch in group for index in stretch.members if index in unit.started):
         own = dict.fromkeys(unit.program.layers[unit.program.statements[index].layer] for index in one.statements)
         yield f"/* {one.name} is a list of commands for {', '.join(own)} */"
-    yield from (f"static void {name}(void)", "{")
+    yield from (head, "{")
     indices = [index for one in group for index in (one.begin, *one.members)]
     low, high = bisect_left(text.firsts, group[0].begin), bisect_right(text.firsts, indices[-1])
     loops = {loop.first: loop for loop in text.loops[low:high]}
