@@ -15,6 +15,7 @@ import pytest
 
 from dovetail.codegen.emit import network
 from dovetail.compile import Options, compile_model
+from dovetail.schedule import plan
 from dovetail.targets import load_target
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
@@ -97,3 +98,28 @@ def test_compilers_put_few_layers_into_one_function(tmp_path: Path, monkeypatch:
         texts.append(compile_model(path, load_target("riscv"), Options()).project.files["src/chain.c"])
     assert texts[1].count(apart) == texts[0].count("static void conv_") == 6
     assert texts[1].replace("static __attribute__((noinline)) void", "static void") == texts[0]
+
+
+def test_tiles_are_chosen_anew_only_behind_a_value_that_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the engine's memory holds no value beside a tile, every layer gives one up."""
+    choose_tiling, counts, spilled = plan.choose_tiling, list[int](), plan._Planner.spilled
+
+    def chosen(*arguments: Any) -> Any:
+        counts[-1] += 1
+        return choose_tiling(*arguments)
+
+    def given_up(*arguments: Any) -> Any:
+        rounds.append(arguments)
+        return spilled(*arguments)
+
+    monkeypatch.setattr(plan, "choose_tiling", chosen)
+    monkeypatch.setattr(plan._Planner, "spilled", given_up)
+    for layers in (4, 12):
+        rounds = list[object]()
+        counts.append(0)
+        onnx.save(deep(layers).model(), tmp_path / f"{layers}.onnx")
+        compile_model(tmp_path / f"{layers}.onnx", load_target("ne16"), Options(settings={"L1.size": "2200"}))
+        assert len(rounds) >= 2 * layers
+    assert counts[1] <= 3.5 * counts[0]

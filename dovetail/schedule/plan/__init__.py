@@ -160,9 +160,14 @@ class _Planner:
     """By name of the part, as of the last round."""
     tiled: _PlanningRound | None = None
     """The round the tilings are of."""
+    alone: list[list[tuple[EnginePart, Tiling, int]]] = field(default_factory=list)
+    """By region, of the first ones: the tiling of each part by itself, and the bytes free for it."""
+    asked: _PlanningRound | None = None
+    """The round these are of."""
 
     def __post_init__(self) -> None:
         self.lives, self.dma = ValueLifetimes.of(self.laid), copy_queue(self.target)
+        self.makers = {region.output: place for place, region in enumerate(self.laid.regions)}
 
     def room(self, memory: str) -> int:
         """Bytes of a memory that are not reserved."""
@@ -173,10 +178,10 @@ class _Planner:
         if self.tiled is not None and replace(self.tiled, settle=choice.settle, paced=choice.paced) == choice:
             return None  # these do not matter to tiles
         self.tiled = choice
-        tilings = list[list[tuple[EnginePart, Tiling, int]]]()
-        for position, region in enumerate(self.laid.regions):
-            taken: dict[str, int] = {}
-            tilings.append([])
+        del self.alone[self._unchanged(choice) :]
+        self.asked = choice
+        for position, region in enumerate(self.laid.regions[len(self.alone) :], len(self.alone)):
+            taken, own = dict[str, int](), list[tuple[EnginePart, Tiling, int]]()
             for part in region.parts:
                 memory = part.engine.memory
                 free = self.room(memory) - self.lives.nbytes(position, memory, choice.homes)
@@ -187,8 +192,19 @@ class _Planner:
                 except PlanError as error:
                     return part, error
                 taken[memory] = taken.get(memory, 0) + tiling.estimate.nbytes
-                tilings[-1].append((part, tiling, budget))
-        return self._in_chains(tilings, choice.early)
+                own.append((part, tiling, budget))
+            self.alone.append(own)
+        return self._in_chains(self.alone, choice.early)
+
+    def _unchanged(self, choice: _PlanningRound) -> int:
+        """The first regions whose parts are cut by themselves as in the last round: how many there are."""
+        last = self.asked
+        if last is None or last.withheld != choice.withheld:
+            return 0
+        moved = (name for name, home in choice.homes.items() if last.homes[name] != home)
+        finer = choice.smallest ^ last.smallest
+        smaller = {part.output for own in self.alone if finer for part, _, _ in own if part.name in finer}
+        return min((self.makers.get(name, 0) for name in (*moved, *smaller)), default=len(self.alone))
 
     def _in_chains(
         self, tilings: Sequence[Sequence[tuple[EnginePart, Tiling, int]]], early: Collection[str]
@@ -237,8 +253,7 @@ class _Planner:
         the smallest tiles. Raises the error of these."""
         self.tiled = None
         inside, memory = self.laid.inside, part.engine.memory
-        position = next(index for index, region in enumerate(self.laid.regions) if region.output == part.output)
-        resident = self.lives.resident(position, memory, choice.homes)
+        resident = self.lives.resident(self.makers[part.output], memory, choice.homes)
         if not resident or memory == self.target.values:
             if part.name in choice.smallest:
                 raise error
