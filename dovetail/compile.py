@@ -34,6 +34,7 @@ from dovetail.ir.operators.arithmetic import Rounding
 from dovetail.ir.prefill import check_steps, place_of, prefilled
 from dovetail.ir.redundant import DeduplicatedGraph, without_redundant
 from dovetail.ir.rewrite import simplify
+from dovetail.ir.rows import rows_as_matrix
 from dovetail.kernels import Optimize
 from dovetail.kernels.c import is_identifier
 from dovetail.notes import Kind, Note, check_strict
@@ -159,6 +160,8 @@ def _prepared(model: Path, target: Target, options: Options, progress: Progress)
         dead, graph = total_macs(graph) - total_macs(alive), alive
     work = model_work(without_dead(without_redundant(kept).graph) if options.keep_dead else graph)
     progress(f"adapting to {target.name}")
+    if (matrices := rows_as_matrix(graph)) is not graph:
+        stages.add("matrices", graph := matrices, lsb=0)
     integers, last, off, rivals = graph, graph, dict[str, int](), PolicyRivals(graph, target)
 
     def adapted(name: str, after: Graph, lsb: int) -> None:

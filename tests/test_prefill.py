@@ -25,6 +25,7 @@ from dovetail.ir.operators.linear import FullyConnected
 from dovetail.ir.operators.movement import Gather, Reshape
 from dovetail.ir.operators.sequence import AttentionEnd, AttentionWeights, FixedAttention, WriteRow
 from dovetail.ir.prefill import check_steps, place_of, prefilled
+from dovetail.ir.rows import rows_as_matrix
 from dovetail.ir.types import Array, DType, TensorType
 from dovetail.legalize import adapt, attention_of_bits
 from dovetail.program.interpret import sample_inputs
@@ -56,6 +57,11 @@ def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def step() -> Graph:
     """One step of two layers of attention, integers: what the second keeps depends on what the first attends to."""
+    return decoder(1)
+
+
+def decoder(*lead: int) -> Graph:
+    """The step, with axes before the width of a token's row."""
     rng, builder = np.random.default_rng(5), GraphBuilder("decoder")
 
     def dense(x: str, size: int, stem: str) -> str:
@@ -74,6 +80,7 @@ def step() -> Graph:
     places = builder.constant("places", np.arange(PLACES))
     live = builder.add(Compare(CompareKind.LESS_OR_EQUAL), [places, position])
     live, x = builder.add(Reshape((1, PLACES)), [live]), builder.add(Gather(0), [table, token])
+    x = builder.add(Reshape((*lead, 16)), [x]) if lead != (1,) else x
     for layer in range(2):
         caches = list[str]()
         for kind in ("key", "value"):
@@ -84,7 +91,7 @@ def step() -> Graph:
         query = builder.add(Reshape((4, 1, 4)), [dense(x, 16, f"query_{layer}")])
         attention = FixedAttention(multiplier=40000, shift=20, query_zero_point=3, value_zero_point=-5)
         attended = builder.add(attention, [query, *caches, live], f"attended_{layer}")
-        attended = builder.add(Reshape((1, 16)), [small(attended, f"shares_{layer}", -7)])
+        attended = builder.add(Reshape((*lead, 16)), [small(attended, f"shares_{layer}", -7)])
         total = builder.add(
             Add(), [builder.add(Offset(0, DType.INT32), [y]) for y in (x, dense(attended, 16, f"out_{layer}"))]
         )
@@ -120,6 +127,26 @@ def test_several_steps_are_those_one_by_one(step: Graph, count: int, first: int,
     found = evaluate(several, {**inputs_at(several, tokens, first), **held})
     for mine, other in zip(found.values(), one_by_one(one, tokens, first, held), strict=True):
         np.testing.assert_array_equal(mine, other)
+
+
+@pytest.mark.parametrize("name", ["riscv", "macarray", "gemmini", "ne16"])
+def test_dense_layers_of_several_axes(step: Graph, name: str) -> None:
+    """Rows `[1, 1, K]` of a step become one matrix of several steps, as rows `[1, K]` do."""
+    target, tokens = load_target(name), np.arange(3)
+    deep = decoder(1, 1)
+    one, several = (adapt(graph, target.policy(None)) for graph in (deep, prefilled(rows_as_matrix(deep), 3)))
+    plain = adapt(prefilled(step, 3), target.policy(None))
+    shapes = [
+        [graph.types[node.inputs[0]].shape for node in graph.nodes if node.operator.weight_axis is not None]
+        for graph in (several, plain)
+    ]
+    assert shapes[0] == shapes[1]
+    check_steps(one, several, "position", sample_inputs(several))
+    sample = inputs_at(several, tokens, 0)
+    with built(compile_graph(several, target, Options()), target) as build:
+        (found,) = run_build(build, None, [sample]).outputs
+    wanted = evaluate(several, {**sample, **{read: first for read, _, first in several.kept}})
+    np.testing.assert_array_equal(found["logits"], wanted["logits"])
 
 
 def test_meaning_in_onnx(step: Graph) -> None:

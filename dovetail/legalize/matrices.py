@@ -45,8 +45,8 @@ REQUANTISED_FIRST = Rule(
 
 
 def dense_as_convolution(chooses: Accepts) -> Callable[[Graph], Graph]:
-    """A rewrite: a dense layer becomes a convolution of 1x1. A layer of many rows becomes one over a column of
-    pixels, a layer of one row one over a matrix. Reshapes around it move nothing.
+    """A rewrite: a dense layer of many rows becomes a convolution of 1x1 over a column of pixels. Reshapes around it
+    move nothing.
 
     Args:
         chooses: of types and layer.
@@ -62,16 +62,7 @@ def dense_as_convolution(chooses: Accepts) -> Callable[[Graph], Graph]:
     def has_rows(at: RuleMatch) -> bool:
         return prod(at.type(_X).shape[:-1]) != 1
 
-    def as_row(at: RuleMatch) -> str:
-        row = at.add(Reshape((1, at.type(_X).shape[-1])), _X)
-        return at.add(Reshape(at.type(_DENSE).shape), at.add(at[_DENSE], row, _WEIGHTS, *at.others(_DENSE)))
-
-    def is_deep(at: RuleMatch) -> bool:
-        return not has_rows(at) and len(at.type(_X).shape) > 2
-
-    chosen = accepted(chooses, _DENSE)
-    rows = Rule(_DENSE, as_pixels, (has_rows, chosen)), Rule(_DENSE, as_row, (is_deep, chosen))
-    return rewriting(*rows, REQUANTISED_FIRST)
+    return rewriting(Rule(_DENSE, as_pixels, (has_rows, accepted(chooses, _DENSE))), REQUANTISED_FIRST)
 
 
 _LEFT, _RIGHT = operand("left"), operand("right")

@@ -239,12 +239,16 @@ class _Partition:
         return self.cache.kernels[place]
 
     def _grown(self, node: Node) -> dict[str, Node]:
-        """The members, by their results, of a region grown upwards from its last node while it still is one kernel."""
+        """The members, by their results, of a region grown upwards from its last node while it still is one kernel.
+        Views come after what is computed; views of operands stay outside, where they cost nothing."""
         members, frontier = {node.output: node}, list(node.inputs)
         while frontier:
             value = frontier.pop(0)
             producer = self.producers.get(value)
             if producer is None or value in self.claimed or value in self.graph.outputs or value in members:
+                continue
+            if producer.operator.is_view and any(self._computes(other) for other in frontier):
+                frontier.append(value)
                 continue
             if self._is_copied(producer) and not (self.kernels_pad and producer.operator.pads):
                 continue
@@ -253,7 +257,20 @@ class _Partition:
             if not self.matches(producer) and not self._refusal({**members, value: producer}):
                 members[value] = producer
                 frontier.extend(producer.inputs)
+        while views := [one for one in members.values() if one is not node and self._sees_operand(one, members)]:
+            for view in views:
+                del members[view.output]
         return members
+
+    def _sees_operand(self, node: Node, members: Mapping[str, Node]) -> bool:
+        """Whether a node of a region is a view of one of its operands."""
+        value = node.inputs[0] if node.operator.is_view else ""
+        return bool(value) and value not in members and value not in self.graph.constants
+
+    def _computes(self, value: str) -> bool:
+        """Whether a value is computed by anything but a view."""
+        producer = self.producers.get(value)
+        return producer is not None and not producer.operator.is_view
 
     def _narrow(self, root: Node, members: dict[str, Node]) -> dict[str, Node]:
         """Give back nodes at the top of a core region while it would read wide sums another core region must then

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from dovetail.errors import TargetError
 from dovetail.ir.graph import Graph, verify
+from dovetail.ir.rows import rows_as_matrix
 from dovetail.target.description import Policy
 
 Stage = Callable[[str, Graph, int], None]
@@ -14,11 +15,13 @@ Stage = Callable[[str, Graph, int], None]
 
 
 def adapt(graph: Graph, policy: Policy, done: Stage | None = None) -> Graph:
-    """The graph after every rewrite of a policy, in its order; `done` is called after each.
+    """The graph after every rewrite of a policy, in its order; `done` is called after each. Before them, the operands
+    of dense layers become matrices.
 
     Raises:
         TargetError: the rewrites give a graph whose types contradict its operators.
     """
+    graph = rows_as_matrix(graph)
     for rewrite in policy.rewrites:
         before = graph.left
         graph = rewrite.apply(graph)

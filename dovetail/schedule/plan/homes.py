@@ -25,6 +25,7 @@ def first_homes(laid: LayoutPlan, target: Target, near_ends: Collection[str]) ->
         else:
             is_end = region.output in graph.outputs and region.output not in near_ends
             homes[region.output] = target.values if is_end else _near(region.output, regions, users, target)
+    homes |= {value: homes[output] for value, output in seen_as_outputs(laid).items()}
     for name, inside in laid.inside.items():  # a part lies where the whole does
         homes |= dict.fromkeys(same_bytes_as(name, regions), homes[inside.outer])
     private = {memory.name for memory in target.memories if not memory.is_reached_by(CORE)}
@@ -33,6 +34,17 @@ def first_homes(laid: LayoutPlan, target: Target, near_ends: Collection[str]) ->
         if homes[name] in private:  # its maker or a reader does not reach it there
             homes |= dict.fromkeys(_together_with(name, laid), target.values)
     return homes
+
+
+def seen_as_outputs(laid: LayoutPlan) -> dict[str, str]:
+    """Computed values -> the output, or next contents of a state, that is a view of them and has their bytes."""
+    made = {region.output for region in laid.regions if not region.is_idle} - {*laid.graph.outputs, *laid.inside}
+    views = ((region.graph.inputs[0], region.output) for region in laid.regions if region.is_view)
+    return {
+        value: output
+        for value, output in views
+        if value in made and output in laid.graph.outputs and not {value, output} & laid.layouts.keys()
+    }
 
 
 def _is_of_engine(region: Region, target: Target) -> bool:

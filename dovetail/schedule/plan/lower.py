@@ -23,6 +23,7 @@ from dovetail.program.ir import (
 )
 from dovetail.schedule.cores import copies, split, workers_first
 from dovetail.schedule.layout import LayoutPlan
+from dovetail.schedule.plan.homes import seen_as_outputs
 from dovetail.schedule.plan.lowered import LayerStatements, LoweredNetwork, LoweringCache
 from dovetail.schedule.plan.on_engine import EngineLowering
 from dovetail.schedule.region import CoreGroup, Homes, LaidRegion, Slot
@@ -88,7 +89,8 @@ def lower(
         known: of the same network and target, from other tilings, homes and fetches; new parts are added.
     """
     graph, regions = laid.graph, laid.regions
-    context = LoweredNetwork(laid, target, homes, cores, known or LoweringCache())
+    ends = {} if cores else {a: b for a, b in seen_as_outputs(laid).items() if homes[a] == homes[b]}
+    context = LoweredNetwork(laid, target, homes, cores, ends, known or LoweringCache())
     names = {name: (f"input_{index}", Role.INPUT) for index, name in enumerate(graph.given)}
     names |= {name: (f"state_{index}", Role.STATE) for index, (name, _, _) in enumerate(graph.kept)}
     outers = sorted({inside.outer for inside in laid.inside.values()})
@@ -167,7 +169,7 @@ def _region(
     context: LoweredNetwork, index: int, region: LaidRegion, tilings: Mapping[str, CompleteTiling]
 ) -> LayerStatements:
     graph, values, target = context.laid.graph, context.values, context.target
-    if region.is_view and region.output not in graph.outputs:
+    if region.is_view and (region.output not in graph.outputs or region.output in context.ends.values()):
         source = _operand(context, region, region.graph.inputs[0])
         kind, layout = graph.types[region.output], region.layouts.get(region.output)
         values[region.output] = dense_view(source.buffer, kind, source.offset, layout)
@@ -249,9 +251,9 @@ def _result(context: LoweredNetwork, region: LaidRegion) -> View:
         return _outer(context, region.output)
     if (state := _state_in_place(context, region)) is not None:
         return state
-    kind = graph.types[region.output]
-    role = Role.OUTPUT if region.output in graph.results else Role.VALUE
-    name = f"output_{graph.results.index(region.output)}" if role is Role.OUTPUT else f"{region.name}_out"
+    kind, end = graph.types[region.output], context.ends.get(region.output, region.output)
+    role = Role.OUTPUT if end in graph.results else Role.VALUE
+    name = f"output_{graph.results.index(end)}" if role is Role.OUTPUT else f"{region.name}_out"
     context.buffer(name, context.homes[region.output], laid.nbytes(region.output), role)
     return dense_view(name, kind, 0, laid.layouts.get(region.output))
 

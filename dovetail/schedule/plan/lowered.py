@@ -69,6 +69,8 @@ class LoweredNetwork:
     target: Target
     homes: Homes
     cores: Mapping[str, CoreGroup]
+    ends: Mapping[str, str]
+    """Values made in the place of an output that is a view of them -> the output."""
     known: LoweringCache = field(default_factory=LoweringCache)
     statements: list[Statement] = field(default_factory=list)
     buffers: dict[str, Buffer] = field(default_factory=dict)
