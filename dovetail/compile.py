@@ -361,7 +361,7 @@ def _described(compiled: Compiled) -> Compiled:
     description, as the compiler of its firmware says; without a stack where the core is this computer.
 
     Raises:
-        BuildError: the emitted C does not compile. PlanError: fewer bytes of stack are reserved than it needs.
+        BuildError: the emitted C does not compile. PlanError: it needs more stack or memory than there is.
     """
     unit, target, project = compiled.unit, compiled.unit.target, compiled.project
     if instruction_set(target.core.isa).is_host:
@@ -379,7 +379,7 @@ def _described(compiled: Compiled) -> Compiled:
             compiled = replace(compiled, prefill=replace(compiled.prefill, unit=several))
             constants = sum(array.nbytes for _, array in several.constants.values())
             need = replace(larger(need, own), flash=need.flash + constants)
-            _check_room(unit, need.flash)
+        _check_room(unit, need.flash, compiled.prefill is not None)
     if need.nbytes is not None and need.nbytes > (reserved := target.core.stack):
         what = f"it needs {need.nbytes:,} bytes of stack as {need.compiler} compiles it, {reserved:,} are reserved"
         hint = "--set core.stack={0}, or Core(stack={0}) in the target's file".format(-(-need.nbytes // 64) * 64)
@@ -388,15 +388,16 @@ def _described(compiled: Compiled) -> Compiled:
     return replace(compiled, unit=unit, project=with_said(project, unit, compiled.notes))
 
 
-def _check_room(unit: Unit, flash: int) -> None:
-    """Raise PlanError where code and constants of two networks, and values beside them, are more than their memory."""
+def _check_room(unit: Unit, flash: int, both: bool) -> None:
+    """Raise PlanError where code and constants, perhaps of `both` networks, and values are more than their memory."""
     target = unit.target
     values = unit.arenas().get(target.values, 0) + _stacks(target) if target.code == target.values else 0
-    if flash + values > (size := target.memory(target.code).size):
+    if (short := flash + values - (size := target.memory(target.code).size)) > 0:
         beside = f", and values and stack {values:,}" if values else ""
-        what = f"{target.code} has {size:,} bytes; code and constants of both networks take about {flash:,}{beside}"
-        hint = f"--set {target.code}.size=BYTES, fewer steps in --prefill, or none"
-        raise PlanError(what, where=target.name, hint=hint)
+        taken = f"code and constants{' of both networks' if both else ''} take about {flash:,}{beside}"
+        what = f"{target.code} has {size:,} bytes; {taken}: {short:,} bytes short"
+        hint = f"--set {target.code}.size=BYTES, --optimize size{', fewer --cores' if target.workers else ''}"
+        raise PlanError(what, where=target.name, hint=hint + (", or fewer steps in --prefill, or none" * both))
 
 
 class _CompileRequest(Record):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from dataclasses import replace
 from functools import cache
@@ -14,6 +15,7 @@ from dovetail.compile import Options, compile_model
 from dovetail.errors import PlanError
 from dovetail.guests import zoo
 from dovetail.target import Target
+from dovetail.target.description import with_cores
 from dovetail.target.parts import PARTS
 from dovetail.targets import BUILT_IN, load_target
 
@@ -68,3 +70,18 @@ def test_parts_have_their_core_and_memories(name: str, tmp_path_factory: pytest.
     assert part.name in target.sentence and part.source
     compiled = compile_model(digits(tmp_path_factory.getbasetemp()), target, Options())
     assert compiled.project.files["dovetail.json"]
+
+
+@pytest.mark.parametrize(("name", "cores"), [("riscv", 2), ("ne16", 4)])
+def test_code_is_measured(
+    name: str, cores: int, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code that is longer than what the plan keeps for it would only be met by the linker."""
+    monkeypatch.setattr(sys.modules["dovetail.compile"], "CODE_RESERVE", 0)
+    model, target = digits(tmp_path_factory.getbasetemp()), load_target(name)
+    target = with_cores(target, cores)
+    needed = 4096 + short(model, sized(target, 4096))
+    beside = ", and values and stack" if target.code == target.values else ""
+    with pytest.raises(PlanError, match=f"code and constants take about [0-9,]+{beside}.*bytes short") as caught:
+        compile_model(model, sized(target, needed + 1024), Options())
+    assert "--cores" in caught.value.hint and "--optimize size" in caught.value.hint
