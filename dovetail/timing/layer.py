@@ -18,6 +18,8 @@ class OperandLoad(Record):
     """Whether other rows and columns of the result need another part of it."""
     by_span: bool
     """Whether other channels of the result do."""
+    nbytes: int = 0
+    """Bytes of the engine's memory that it takes."""
 
 
 class TileCost(Record):

@@ -12,7 +12,7 @@ from dataclasses import replace
 from dovetail.errors import PlanError
 from dovetail.program.ir import CORE
 from dovetail.schedule.assign.candidates import Refused, nothing_computes, on_core, others
-from dovetail.schedule.assign.costs import Candidate, PlacementReason, RegionCosts
+from dovetail.schedule.assign.costs import Candidate, PlacementReason, RegionCosts, costs_alike
 from dovetail.schedule.partition import PartitionCache, named, partition, without_offloads
 from dovetail.schedule.region import AssignedRegion, Region
 from dovetail.schedule.tiles.tiling import TileCache
@@ -124,26 +124,40 @@ def _reason(candidates: Sequence[Candidate], costs: Sequence[int], best: int) ->
 def _candidates(
     region: AssignedRegion, costs: RegionCosts, cost: Callable[[Candidate], int], tiles: TileCache
 ) -> Iterator[Candidate]:
-    """The layer as it is, by other offloads, and on the core; nothing where it is clear which. What takes far longer by
-    the core's part alone is left out: nothing would be said of it."""
+    """The layer as it is, by other offloads, and on the core; nothing where it is clear which, as where the core takes
+    far longer than with any tiles. What takes far longer by the core's part alone is left out: nothing would be said of
+    it."""
     target = costs.target
     if region.offload is None or region.offload.prefer:
         return
     lossless = without_offloads(target, {engine.name: False for engine in target.engines})
     cache = PartitionCache()
     ways = list(others(region.graph, [region], lossless, cache))
+    on_cores = [sum(costs.step(part).cycles for part in way if not part.shares) for way in ways]
     try:
+        upper = _FAR * cost(replace(costs, quick=True).candidate(region.name, (region,), tiles))
+        if all(
+            cycles >= upper or (len(way) == 1 and costs_alike(region, way[0]))
+            for way, cycles in zip(ways, on_cores, strict=True)
+        ):
+            if not ways and core_cycles(region.graph, target) >= upper:
+                return
+            if all(cost(one) >= upper for one in on_core(region, costs, {}, cache, _DOUBT)):
+                return
         first = costs.candidate(region.name, (region,), tiles)
     except PlanError:  # no memory for it; where that is all there is, the plan says so
         return
     yield first
+    steps = [*first.steps]
     far = _FAR * cost(first)
     if not ways and core_cycles(region.graph, target) >= far:
         return
-    for way in ways:
-        if sum(costs.step(part).cycles for part in way if not part.shares) < far:
+    for way, cycles in zip(ways, on_cores, strict=True):
+        if cycles < far:
             with suppress(PlanError):
-                yield costs.candidate(region.name, way)
+                found = costs.candidate(region.name, way, alike=steps)
+                steps += found.steps
+                yield found
     yield from on_core(region, costs, {}, cache, _DOUBT)
 
 

@@ -133,13 +133,27 @@ class RegionCosts(Record):
     target: Target
     far: bool = False
     """Whether no value lies in the engine's memory, as where that holds no tile beside one."""
+    quick: bool = False
+    """Whether the first tiles that fit will do: the costs are then upper bounds, and soon found."""
 
-    def candidate(self, layer: str, regions: Sequence[Region], cache: TileCache | None = None) -> Candidate:
-        """A layer computed as some regions, which get its name; `cache` as of `step`."""
+    def candidate(
+        self,
+        layer: str,
+        regions: Sequence[Region],
+        cache: TileCache | None = None,
+        alike: Sequence[CandidateStep] = (),
+    ) -> Candidate:
+        """A layer computed as some regions, which get its name; `cache` as of `step`, whose answers `alike` has for
+        other regions."""
         names = [layer] if len(regions) == 1 else [f"{layer}_{number}" for number in range(len(regions))]
         own = [replace(region, name=name) for region, name in zip(regions, names, strict=True)]
         places = dict.fromkeys(region.place for region in own if not region.is_idle)
-        return Candidate(" then ".join(places), tuple(self.step(region, cache) for region in own))
+
+        def step(region: Region) -> CandidateStep:
+            known = next((one for one in alike if costs_alike(one.region, region)), None)
+            return replace(known, region=AssignedRegion.of(region)) if known else self.step(region, cache)
+
+        return Candidate(" then ".join(places), tuple(map(step, own)))
 
     def step(self, region: Region, cache: TileCache | None = None) -> CandidateStep:
         """The cost of computing a region.
@@ -211,7 +225,7 @@ class RegionCosts(Record):
         near, far = parts[0].engine.memory, self.target.values
         homes = {name: far if self.far or name in ends else near for name in values}
         budget = self.target.memory(part.engine.memory).size // len(parts)
-        return choose_tiling(part, self.target, homes, budget, cache)
+        return choose_tiling(part, self.target, homes, budget, cache, quick=self.quick)
 
     def _filled(self, part: EnginePart, tiling: Tiling, tiles: int) -> int:
         """Thousandths of the room for constants that wait which a part's take: half of the engine's memory for them.
@@ -230,6 +244,20 @@ class RegionCosts(Record):
         before = ((value, makers[value], one) for one in regions for value in one.graph.inputs if value in makers)
         after = ((last.output, last, one) for one in readers.get(last.output, ()))
         return sum(border(*pair, self.target) for pair in (*before, *after))
+
+
+def costs_alike(one: Region, other: Region) -> bool:
+    """Whether two regions of a layer, each of one engine's, cost the same, since the target's functions are asked the
+    same: their offloads differ in name and pattern only, and bind the same values and operators."""
+    if one.offload is None or other.offload is None or len(one.shares) > 1 or len(other.shares) > 1:
+        return False
+    if replace(other.offload, name=one.offload.name, pattern=one.offload.pattern) != one.offload:
+        return False
+    graphs, matches = (one.graph, other.graph), (one.match, other.match)
+    bound = [(match.values, match.nodes, match.root) for match in matches if match]
+    same = bound[0] == bound[1] and graphs[0].types == graphs[1].types and graphs[0].nodes == graphs[1].nodes
+    same = same and one.place == other.place and AssignedRegion.of(one).choice == AssignedRegion.of(other).choice
+    return same and all(graphs[1].constants.get(name) is array for name, array in graphs[0].constants.items())
 
 
 def _fetching(parts: Sequence[EnginePart], tilings: Sequence[Tiling]) -> int:

@@ -20,7 +20,13 @@ _SHOWN = 16
 
 
 def choose_tiling(
-    part: EnginePart, target: Target, homes: Homes, budget: int, cache: TileCache | None = None, smallest: bool = True
+    part: EnginePart,
+    target: Target,
+    homes: Homes,
+    budget: int,
+    cache: TileCache | None = None,
+    smallest: bool = True,
+    quick: bool = False,
 ) -> Tiling:
     """The fastest tiling whose buffers fit the budget, by the clock.
 
@@ -31,6 +37,7 @@ def choose_tiling(
         budget: bytes of the engine's memory free for tiles.
         cache: of the same network, from other homes and budgets; new answers are added.
         smallest: whether tiles may be far smaller than the engine's steps, which is slow, where no others fit.
+        quick: whether the first tiling that fits will do, which a search for the fastest begins with.
 
     Raises:
         PlanError: even the smallest tile is too large (says how many bytes are missing), or the tile that the knobs of
@@ -41,14 +48,17 @@ def choose_tiling(
     in_place = (near - part.converted) | ({""} if target.reads_constants(part.engine) else frozenset())
     asked = in_place, smallest
     tiling = tiles.within(asked, budget)
+    if tiling is None and quick:
+        return tiles.timed(_ranked(tiles, asked, budget, quick))
     if tiling is None:
         tiling = tiles.timed(_ranked(tiles, asked, budget))
         tiles.ranked.setdefault(asked, []).append((budget, tiling))
     return tiling
 
 
-def _ranked(tiles: PartTiles, asked: TilesAsked, budget: int) -> Tiling:
-    """The tiling that is fastest by the clock, tiles thought to be alike; errors as those of `choose_tiling`."""
+def _ranked(tiles: PartTiles, asked: TilesAsked, budget: int, quick: bool = False) -> Tiling:
+    """The tiling that is fastest by the clock, tiles thought to be alike, or the first one; errors as those of
+    `choose_tiling`."""
     part, shape, (in_place, smallest) = tiles.part, box_shape(tiles.part.extent), asked
     if in_place == {*part.graph.inputs, part.output, ""}:  # nothing is copied: a cut could only save working memory
         whole = tiles.evaluate(shape, in_place, 1, max(budget, 0))
@@ -66,6 +76,8 @@ def _ranked(tiles: PartTiles, asked: TilesAsked, budget: int) -> Tiling:
                 larger.append((outcome.nbytes, size, buffers))
             if isinstance(outcome, Tiling) and (best is None or outcome.rank < best.rank):
                 best = outcome
+                if quick:
+                    return best
         if best is not None:
             return tiles.deepened(best, budget)
     if not smallest:

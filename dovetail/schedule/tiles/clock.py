@@ -93,6 +93,7 @@ class PartClock:
     def __post_init__(self) -> None:
         self.dma, self.room = self.target.dma_of(self.part.engine), constants_room(self.target, self.part.engine)
         self._costs: dict[tuple[_Key, frozenset[str], frozenset[str]], TileCost] = {}
+        self._computing: dict[tuple[_Key, frozenset[str], frozenset[str]], int] = {}
         self._constants: dict[tuple[object, ...], int] = {}
         self._matches: dict[tuple[object, ...], tuple[Tile, Match]] = {}
         self._tiles: dict[Box, Tile] = {}
@@ -100,9 +101,18 @@ class PartClock:
 
     def first(self, cut: TileCut, own: Choice = _NO_SETTINGS) -> TileCost:
         """The cost of a whole tile without its constants; raises ValueError where the engine does not take it."""
+        return self._tile(own, *self._first(cut), cut.in_place)
+
+    def computing(self, cut: TileCut) -> int:
+        """The engine's cycles of a whole tile, which are asked before the rest of its cost; raises as `first`."""
+        place, span = self._first(cut)
+        return self._cycles(_NO_SETTINGS, place, span, cut.in_place, frozenset())
+
+    def _first(self, cut: TileCut) -> tuple[_TileAxes, _TileAxes]:
+        """The place and the channels of a whole tile."""
         sizes = zip(self.part.extent, cut.shape, self.part.shape, strict=True)
         *rest, (channels,) = [_cut(begin, min(begin + step, end), total, step) for (begin, end), step, total in sizes]
-        return self._tile(own, _joined([place for (place,) in rest]), channels, cut.in_place)
+        return _joined([place for (place,) in rest]), channels
 
     def takes(self, cut: TileCut) -> bool:
         """Whether the engine takes the tiles of a cut at the ends and in the middle of each axis: where limits are of
@@ -178,8 +188,10 @@ class PartClock:
         if constants is None:
             return None
         held = 0 if self.room else constants[1]
-        held += first.load_bytes * (cut.buffers if counts[0] > 1 else 1) + first.scratch
-        return constants[0], held + first.store_bytes * (cut.buffers if prod(counts) > 1 else 1)
+        for load in first.loads:
+            spans = min(cut.buffers, counts[1]) if load.by_span else 1
+            held += load.nbytes * (cut.buffers if counts[0] > 1 else spans)
+        return constants[0], held + first.scratch + first.store_bytes * (cut.buffers if prod(counts) > 1 else 1)
 
     def copying(self, cut: TileCut, first: TileCost) -> int:
         """Cycles of the DMA for the tiles of a cut, all like the first: at most those of `estimate`."""
@@ -278,10 +290,34 @@ class PartClock:
         """Cost of a tile without its constants; tiles of one size that touch the same edges cost the same."""
         key = (tuple(own.values()), place.kind, span.kind), in_place, loaded
         if key not in self._costs:
-            tile, match = self._match(own, place, span)
-            match = replace(match, loaded=loaded) if loaded else match
-            self._costs[key] = self._cost((*place.box, *span.box), tile, match, in_place)
+            asked = self._asked(own, place, span, in_place, loaded)
+            cycles = self._cycles(own, place, span, in_place, loaded)
+            self._costs[key] = self._cost((*place.box, *span.box), *asked, in_place, cycles)
         return self._costs[key]
+
+    def _cycles(
+        self, own: Choice, place: _TileAxes, span: _TileAxes, in_place: frozenset[str], loaded: frozenset[str]
+    ) -> int:
+        """Cycles of the engine for a tile; arguments as those of `_tile`."""
+        key = (tuple(own.values()), place.kind, span.kind), in_place, loaded
+        if key not in self._computing:
+            _, match = self._asked(own, place, span, in_place, loaded)
+            with asking(f"the cycles of {self.part.offload.name} for {self.part.name}"):
+                self._computing[key] = self.part.offload.cycles(match)
+        return self._computing[key]
+
+    def _asked(
+        self, own: Choice, place: _TileAxes, span: _TileAxes, in_place: frozenset[str], loaded: frozenset[str]
+    ) -> tuple[Tile, Match]:
+        """A tile, and its match with what the target's functions are told of the tile's surroundings."""
+        tile, match = self._match(own, place, span)
+        reads, types = {**tile.reads, self.part.output: (*place.box, *span.box)}, self.part.graph.types
+        within = {
+            name: types[name].shape
+            for name, read in reads.items()
+            if name in in_place and read != full_box(types[name].shape)
+        }
+        return tile, replace(match, within=within, loaded=loaded) if within or loaded else match
 
     def _match(self, own: Choice, place: _TileAxes, span: _TileAxes) -> tuple[Tile, Match]:
         key = (tuple(own.values()), place.kind, span.kind)
@@ -308,32 +344,27 @@ class PartClock:
                 kinds[key] = replace(tile, constants=CopyCost(1, dma_cycles(self.dma, count)))
             yield kinds[key] if count else tile
 
-    def _cost(self, box: Box, tile: Tile, match: Match, in_place: frozenset[str]) -> TileCost:
+    def _cost(self, box: Box, tile: Tile, match: Match, in_place: frozenset[str], cycles: int) -> TileCost:
         part, types = self.part, tile.graph.types
-        whole = {name: part.graph.types[name].shape for name in (*tile.reads, part.output)}
-        reads = {**tile.reads, part.output: box}
-        within = {
-            name: whole[name] for name, read in reads.items() if name in in_place and read != full_box(whole[name])
-        }
         away = [name for name in tile.reads if name not in in_place]
         sizes = {name: nbytes(part.layouts.get(name), types[name]) for name in (*away, part.output)}
-        match = replace(match, within=within) if within else match
         with asking(f"the cycles of {part.offload.name} for {part.name}"):
-            work = part.offload.cycles(match), part.offload.starting(match)
+            starting = part.offload.starting(match)
         is_stored = part.output not in in_place
         return TileCost(
-            engine=work[0],
-            starting=work[1],
-            loads=tuple(self._load(name, tile, whole[name]) for name in away),
+            engine=cycles,
+            starting=starting,
+            loads=tuple(self._load(name, tile, sizes[name]) for name in away),
             store=self._copy(part.output, box, tile, False) if is_stored else FREE,
             load_bytes=sum(sizes[name] for name in away),
             store_bytes=sizes[part.output] if is_stored else 0,
             scratch=packed_tile(part, tile, match, False).scratch,
         )
 
-    def _load(self, name: str, tile: Tile, whole: Shape) -> OperandLoad:
+    def _load(self, name: str, tile: Tile, nbytes: int) -> OperandLoad:
+        whole = self.part.graph.types[name].shape
         cut = [span != (0, size) for span, size in zip(tile.reads[name], whole, strict=True)]
-        return OperandLoad(self._copy(name, tile.reads[name], tile, True), any(cut[:-1]), cut[-1])
+        return OperandLoad(self._copy(name, tile.reads[name], tile, True), any(cut[:-1]), cut[-1], nbytes)
 
     def _copy(self, name: str, box: Box, tile: Tile, loads: bool) -> CopyCost:
         """Cost of copying a part of a value to a tile, which lies as the engine takes it, or from one."""

@@ -71,6 +71,9 @@ class PartTiles:
         """`progress` is told when the target's functions are asked for the first time, and when `MOST_ASKED` is
         reached."""
         self.part, self.target, self.progress, self.clock = part, target, progress, PartClock(part, target)
+        self.ends = frozenset({*part.graph.inputs, part.output})
+        self.starting = 0 if part.engine.stream else start_cycles(part.engine, target.core.statements)
+        """Cycles of the core for starting a tile."""
         self.asked = 0
         """Tiles the target's functions were asked about."""
         self.answered: set[Shape] = set()
@@ -116,11 +119,10 @@ class PartTiles:
         part, clock = self.part, self.clock
         *rest, channel_cuts = tile_counts(part.extent, size)
         tiles = prod(rest) * channel_cuts
-        starts = 0 if part.engine.stream else start_cycles(part.engine, self.target.core.statements) * tiles
+        starts = self.starting * tiles
         if rival is not None and starts >= rival:
             return None
-        ends = {*part.graph.inputs, part.output}
-        is_cut_in_place = size != part.shape and not part.offload.strided and not in_place.isdisjoint(ends)
+        is_cut_in_place = size != part.shape and not part.offload.strided and not in_place.isdisjoint(self.ends)
         if is_cut_in_place or (sizes := clock.sizes(size)) is None:
             return None
         loads = sum(sizes[name] for name in part.graph.inputs if name not in in_place)
@@ -132,10 +134,12 @@ class PartTiles:
         cut = TileCut(size, in_place, buffers, None if order is None else order == "channels")
         self._ask(size)
         try:
+            if rival is not None and clock.computing(cut) * tiles + starts >= rival:
+                return None
             first = clock.first(cut)
         except ValueError:
             return None
-        if rival is not None and (first.engine * tiles + starts >= rival or clock.copying(cut, first) >= rival):
+        if rival is not None and clock.copying(cut, first) >= rival:
             return None
         if (memory := clock.held(cut)) is None:  # its constants do not fit, perhaps only those of two tiles at once
             return TooLarge(held)
