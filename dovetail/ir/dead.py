@@ -7,7 +7,7 @@ layer's bias, and then it is dead as well. Channels run along the last axis of a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -28,6 +28,8 @@ _WORD = 4
 
 _Masks = dict[str, Array]
 """For each computed value or input a bool for each of its channels."""
+_Followed = Mapping[str, tuple[int | None, ...] | None]
+"""`_follows` of the node that computes a value, by the value's name; constants' contents are not asked for."""
 
 
 def without_dead(graph: Graph) -> Graph:
@@ -37,11 +39,12 @@ def without_dead(graph: Graph) -> Graph:
         graph: of integers or floats; constants are folded into the biases of integer layers only.
     """
     folded = _fold_fixed(graph)
-    live = _spread(folded, _nothing(folded))
+    how = {node.output: _follows(folded, node) for node in folded.nodes}
+    live = _spread(folded, _nothing(folded), how)
     if all(mask.all() for mask in live.values()):
         return graph
     blank = _blanked(folded, live)
-    return _cut(blank, _spread(blank, _filled_up(blank, live)))
+    return _cut(blank, _spread(blank, _filled_up(blank, live), how), how)
 
 
 def _follows(graph: Graph, node: Node) -> tuple[int | None, ...] | None:
@@ -57,7 +60,8 @@ def _follows(graph: Graph, node: Node) -> tuple[int | None, ...] | None:
     if not channels or channels[0] < 2:
         return None
     try:
-        axes = {_axes_of(graph, node, channel) for channel in (0, channels[0] // 2, channels[0] - 1)}
+        whole = cut_node(graph, node, full_box(graph.types[node.output].shape)).reads
+        axes = {_axes_of(graph, node, whole, channel) for channel in (0, channels[0] // 2, channels[0] - 1)}
     except ValueError:
         return None
     found = axes.pop()
@@ -68,17 +72,17 @@ def _follows(graph: Graph, node: Node) -> tuple[int | None, ...] | None:
     return None if axes else found
 
 
-def _axes_of(graph: Graph, node: Node, channel: int) -> tuple[int | None, ...]:
-    """For each operand the axis along which just that channel is read.
+def _axes_of(graph: Graph, node: Node, whole: Sequence[Box], channel: int) -> tuple[int | None, ...]:
+    """For each operand the axis along which just that channel is read; `whole` has what is read for all channels.
 
     Raises:
         ValueError: something else is read, or one channel takes another operator.
     """
     box = full_box(graph.types[node.output].shape)
-    whole, part = cut_node(graph, node, box), cut_node(graph, node, (*box[:-1], (channel, channel + 1)))
+    part = cut_node(graph, node, (*box[:-1], (channel, channel + 1)))
     if part.operator != node.operator:
         raise ValueError("the operator differs with the part it computes")
-    return tuple(_axis_of(all_of_it, read, channel) for all_of_it, read in zip(whole.reads, part.reads, strict=True))
+    return tuple(_axis_of(all_of_it, read, channel) for all_of_it, read in zip(whole, part.reads, strict=True))
 
 
 def _axis_of(whole: Box, read: Box, channel: int) -> int | None:
@@ -104,10 +108,9 @@ def _nothing(graph: Graph) -> _Masks:
     return {name: np.full(graph.types[name].shape[-1:], name in ends) for name in values}
 
 
-def _spread(graph: Graph, wanted: _Masks) -> _Masks:
+def _spread(graph: Graph, wanted: _Masks, how: _Followed) -> _Masks:
     """The channels that must be there for those that are wanted, of every value: the smallest such sets."""
     live = {name: mask.copy() for name, mask in wanted.items()}
-    how = {node.output: _follows(graph, node) for node in graph.nodes}
     while True:
         before = sum(int(mask.sum()) for mask in live.values())
         for node in reversed(graph.nodes):
@@ -138,6 +141,8 @@ def _spread_node(graph: Graph, node: Node, how: tuple[int | None, ...] | None, l
             if axis is not None:
                 mask |= out
                 out |= mask
+            elif mask.all():
+                continue
             elif place == 0 and _weights(graph, node) is not None:
                 mask |= _products(graph, node)[out].any(axis=0)
             else:
@@ -199,7 +204,7 @@ def _blanked(graph: Graph, live: _Masks) -> Graph:
     return replace(graph, constants=constants)
 
 
-def _cut(graph: Graph, kept: Mapping[str, Array]) -> Graph:
+def _cut(graph: Graph, kept: Mapping[str, Array], followed: _Followed) -> Graph:
     """The graph with only the channels of `kept`."""
     types: dict[str, TensorType] = {name: graph.types[name] for name in graph.inputs}
     constants: dict[str, Array] = {}
@@ -218,7 +223,7 @@ def _cut(graph: Graph, kept: Mapping[str, Array]) -> Graph:
         return new
 
     for node in graph.nodes:
-        out, how, operator = kept[node.output], _follows(graph, node), node.operator
+        out, how, operator = kept[node.output], followed[node.output], node.operator
         cuts: list[dict[int, Array]] = [{} for _ in node.inputs]
         if how is not None:
             cuts = [{} if axis is None else {axis: out} for axis in how]

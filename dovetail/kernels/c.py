@@ -91,13 +91,14 @@ def function(header: str, parameters: Sequence[str], lines: Iterable[str]) -> Li
     return [*rows, row.rstrip(), "{", *indent(lines), "}"]
 
 
-_WORD = re.compile(r"\w+\(?")
+_APART = str.maketrans({mark: " " for mark in map(chr, range(128)) if not (mark.isalnum() or mark in "_(")})
+"""Blanks for all that is not part of a word; a parenthesis stays with the word before it."""
 _DEFINITION = "const int32_t "
 
 
 def identifiers(lines: Iterable[str]) -> KeysView[str]:
     """Every identifier and number in the text, in the order in which they come first."""
-    return _lexed(" ".join(lines))[0]
+    return _lexed(" ".join(lines))[0].keys()
 
 
 def calls_in(lines: Iterable[str]) -> frozenset[str]:
@@ -105,11 +106,15 @@ def calls_in(lines: Iterable[str]) -> frozenset[str]:
     return _lexed(" ".join(lines))[1]
 
 
-@lru_cache(maxsize=64)  # layers alike have the same lines
-def _lexed(text: str) -> tuple[KeysView[str], frozenset[str]]:
-    words = dict.fromkeys(_WORD.findall(text))
-    calls = frozenset(word[:-1] for word in words if word.endswith("("))
-    return {word.rstrip("("): None for word in words}.keys(), calls
+@lru_cache(maxsize=64)  # layers alike have the same lines, and what is unused is looked for before what is called
+def _lexed(text: str) -> tuple[Counter[str], frozenset[str]]:
+    """How often each identifier and number is there, and those that a parenthesis follows."""
+    counts = Counter(text.replace("(", "( ").translate(_APART).split())  # a third of the time of a regular expression
+    counts.pop("(", None)
+    calls = [word for word in counts if word[-1] == "("]
+    for word in calls:
+        counts[word[:-1]] += counts.pop(word)
+    return counts, frozenset(word[:-1] for word in calls)
 
 
 def _defined(line: str) -> str:
@@ -124,11 +129,11 @@ def defined(lines: Iterable[str]) -> set[str]:
 
 def without_unused(lines: Sequence[str]) -> Lines:
     """The lines less definitions of int32_t constants no other line names."""
-    if not (names := defined(lines)):
+    names = [_defined(line) for line in lines]
+    if not any(names):
         return list(lines)
-    wanted = {*names, *(f"{name}(" for name in names)}
-    counts = Counter(word.rstrip("(") for word in _WORD.findall("\n".join(lines)) if word in wanted)
-    kept = [line for line in lines if counts[_defined(line)] != 1]
+    counts = _lexed(" ".join(lines))[0]
+    kept = [line for line, name in zip(lines, names, strict=True) if not name or counts[name] != 1]
     return kept if len(kept) == len(lines) else without_unused(kept)
 
 
@@ -182,7 +187,7 @@ _LOOSER = frozenset((">>", "<<", "?", ":", "<", ">", "<=", ">=", "==", "!=", "&"
 def summand(text: str) -> str:
     """The expression, in parentheses where it binds looser than a sum."""
     depth = 0
-    for word in text.split(" "):
+    for word in text.split(" ") if " " in text else ():
         if depth == 0 and word in _LOOSER:
             return f"({text})"
         depth += word.count("(") + word.count("[") - word.count(")") - word.count("]")

@@ -4,6 +4,7 @@ there are, which is taken, how often the parts of its loops run, and the C."""
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import cache
 from math import prod
 from types import MappingProxyType
 
@@ -29,6 +30,7 @@ from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.sums import Products, SumConstants, SumNest, blocked, products_of, row_bytes, sums_of, unpacked
 from dovetail.kernels.vectors import rows_of
 from dovetail.kernels.window import COLUMN, ONE_PIXEL, ROW, Nest, Number, WindowGeometry, pixel_loops
+from dovetail.records import field
 from dovetail.target.pattern import Choice, Knob
 
 _LANES = 8
@@ -55,6 +57,8 @@ class _ConvolutionKernel(SumNest):
     """Neighbouring pixels computed together."""
     unroll: int
     """Most input elements of each pixel taken together; 0 for as many as suit the block."""
+    ended: dict[int, Lines] = field(default_factory=dict)
+    """`ends` of so many pixels."""
 
     @property
     def depth(self) -> int:
@@ -169,8 +173,11 @@ class _ConvolutionKernel(SumNest):
 
     def ends(self, pixels: int, outputs: Number | None) -> Lines:
         """The statements that end the sums of one block of channels; `outputs` as of `store`."""
-        names = [self.sum(pixel, lane, pixels) for pixel in range(pixels) for lane in range(self.lanes)]
-        return self.store(self.sums.kind, names, self.sums.value, self.channel, pixels, outputs)
+        if pixels not in self.ended:
+            names = [self.sum(pixel, lane, pixels) for pixel in range(pixels) for lane in range(self.lanes)]
+            value, channel = self.sums.value, self.channel
+            self.ended[pixels] = self.store(self.sums.kind, names, value, channel, pixels, outputs)
+        return self.ended[pixels]
 
     def alike(self) -> Hashable | None:
         """As of `KernelWriter`: constants decide only the types and the ends of the sums."""
@@ -231,10 +238,11 @@ _WAYS = (InstructedWay(rows_of), InstructedWay(patches_of), InstructedWay(schedu
 def write_sums(scope: KernelScope, operator: Operator) -> KernelWriter:
     products = products_of(scope)
     sums = sums_of(scope, products)
+    nest = cache(lambda: blocked_nest(scope, products, sums))
     return KernelWriter(
-        lambda name: blocked_nest(scope, products, sums).write(name),
+        lambda name: nest().write(name),
         lambda: Nest(scope, products.window).finish(sums.value("sum"), "0"),
-        alike=lambda: blocked_nest(scope, products, sums).alike(),
+        alike=lambda: nest().alike(),
     )
 
 

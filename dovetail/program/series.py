@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -37,7 +36,8 @@ class Series(Record):
         """The number in a turn, from 0."""
         if self.table:
             return self.table[turn]
-        return _moved(self.first, self.step * turn + self.swing * (turn % 2))
+        by = self.step * turn + self.swing * (turn % 2)
+        return _moved(self.first, by) if by else self.first
 
     @property
     def is_constant(self) -> bool:
@@ -72,7 +72,7 @@ def _distance(one: Number, other: Number) -> int | None:
 
 
 def _moved(number: Number, by: int) -> Number:
-    return replace(number, offset=number.offset + by) if isinstance(number, ByteAddress) else number + by
+    return ByteAddress(number.base, number.offset + by) if isinstance(number, ByteAddress) else number + by
 
 
 class Loop(Record, dict=True):
