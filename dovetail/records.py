@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 from msgspec import NODEFAULT, Struct
 from msgspec import field as field
 from msgspec.structs import force_setattr as force_setattr
+from msgspec.structs import replace as replace
 
 
 class _Fields:
@@ -26,7 +27,8 @@ class _Fields:
 class Record(Struct, frozen=True):
     """A base of records: `class Size(Record)`, with `dict=True` where it has cached properties.
 
-    `dataclasses.replace`, `fields`, `asdict`, `astuple` and `is_dataclass` take it for a dataclass.
+    `dataclasses.replace`, `fields`, `asdict`, `astuple` and `is_dataclass` take it for a dataclass. The `replace` of
+    this module takes records alone, and a tenth of the time.
     """
 
     if TYPE_CHECKING:

@@ -8,7 +8,6 @@ the loops to the statements, which are what the verifier walks and the interpret
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import replace
 from functools import cache
 from hashlib import blake2b
 from itertools import chain, cycle, pairwise
@@ -35,6 +34,7 @@ from dovetail.program.ir import (
 )
 from dovetail.program.series import ByteAddress, Loop, Number, Series, alike, series
 from dovetail.program.transfers import Transfer, relative_transfers
+from dovetail.records import replace
 
 MOST_LAG = 3
 """Most turns later in which something may be waited for: each is a ticket more that is kept."""

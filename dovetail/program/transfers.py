@@ -7,7 +7,6 @@ are only partly used one more. What counts down on one side only is one nest per
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise, product
 from math import prod
@@ -15,7 +14,7 @@ from math import prod
 from dovetail.ir.layout import Layout, axis_offsets, row_major
 from dovetail.ir.types import Shape, TensorType
 from dovetail.program.ir import Copy, View
-from dovetail.records import Record
+from dovetail.records import Record, replace
 
 _MOST_AXES = 3
 

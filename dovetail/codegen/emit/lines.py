@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import TypeAlias
 
 from dovetail import kernels
@@ -13,7 +12,7 @@ from dovetail.kernels.c import Lines, integer
 from dovetail.program.ir import CORE, Begin, Call, Copy, LaunchStatement, Statement, View, Wait, stream_of
 from dovetail.program.series import ByteAddress, Number, Series
 from dovetail.program.transfers import Transfer, dma_transfers, ends_in_padding, transfers
-from dovetail.records import Record
+from dovetail.records import Record, replace
 from dovetail.target.engine import Engine
 from dovetail.target.offload import Command, CValue, LibraryCall, Pointer, Struct
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from dovetail.ir.types import Shape
 from dovetail.program.ir import Call, LaunchStatement, Program
+from dovetail.records import replace
 from dovetail.schedule.region import AssignedRegion, Region
 from dovetail.target.description import Target
 from dovetail.target.engine import Launched

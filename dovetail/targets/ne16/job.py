@@ -8,7 +8,6 @@ ne16_ctrl_fsm.sv), summed over its loops, with memory that always grants; no pro
 
 from __future__ import annotations
 
-from dataclasses import replace
 from enum import IntEnum
 from math import prod
 from typing import Any, NamedTuple, TypeVar
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dovetail.records import Record
+from dovetail.records import Record, replace
 from dovetail.target import Best, Macs
 
 CHANNELS_IN = 16
