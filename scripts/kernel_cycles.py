@@ -2,7 +2,8 @@
 
 `measure [CORE]...` runs networks on each core, layers of theirs with other register blocks, and copies of all sizes;
 fits cycles to the parts of their loops (`dovetail.kernels.turns`), and writes dovetail/target/kernel_cycles.json.
-`renew [CORE]...` measures only what `small` and `narrow` have, and fits their parts anew: minutes.
+`renew [CORE]...` measures only what `small`, `narrow` and `language_layers` have, and fits their parts anew: minutes;
+with `--language` only the last.
 `compare [TARGET]...` prints model and `iss` of the four MLPerf Tiny networks layer by layer (`--layers`) or in a table.
 Layers that are made small, at most 1/512 of a network's work, are left out.
 
@@ -20,6 +21,8 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from language_layers import PARTS as LANGUAGE
+from language_layers import language_layers
 from scipy.optimize import lsq_linear
 from tables import show, write
 
@@ -67,8 +70,8 @@ FAR = 0.08
 """A relative error that is too large."""
 MOST_CALL = 300.0
 """Cycles of a kernel's beginning and end at most; what else a fit finds there belongs to its loops."""
-RENEWED = ("MaxPool2d.", "end.Lookup", "end.Quantize_few", "wide.")
-"""Beginnings of the names of parts that `small` has layers of."""
+RENEWED = ("MaxPool2d.", "end.Lookup", "end.Quantize_few", "wide.", *LANGUAGE)
+"""Beginnings of the names of parts that `small` and `language_layers` have layers of."""
 
 
 @dataclass(frozen=True)
@@ -245,13 +248,15 @@ def _bounded(
     return np.asarray(found.x / scales)
 
 
-def renewed(rates: Mapping[str, float], layers: Sequence[Layer], target: Target) -> dict[str, float]:
-    """The cycles with those of `RENEWED` parts, of calls above `MOST_CALL` and of parts that have none, fitted anew to
-    some layers, and all others as they are."""
+def renewed(
+    rates: Mapping[str, float], layers: Sequence[Layer], target: Target, parts: tuple[str, ...] = RENEWED
+) -> dict[str, float]:
+    """The cycles with those of some parts, of calls above `MOST_CALL` and of parts that have none, fitted anew to some
+    layers, and all others as they are."""
     others = {
         part: value
         for part, value in rates.items()
-        if not part.startswith(RENEWED) and not (part.endswith(".call") and value > MOST_CALL)
+        if not part.startswith(parts) and not (part.endswith(".call") and value > MOST_CALL)
     }
     rows, left = [], []
     for layer in layers:
@@ -260,19 +265,20 @@ def renewed(rates: Mapping[str, float], layers: Sequence[Layer], target: Target)
         is_new = {part: part not in others for part in counts}
         rows.append({part: count / layer.cycles for part, count in counts.items() if is_new[part]})
         left.append(max(0.0, 1 - known / layer.cycles))
-    parts = sorted({part for row in rows for part in row})
-    found = _bounded(np.array([[row.get(part, 0.0) for part in parts] for row in rows]), np.array(left), parts)
-    return others | {part: round(float(value), 3) for part, value in zip(parts, found, strict=True) if value > 5e-4}
+    new = sorted({part for row in rows for part in row})
+    found = _bounded(np.array([[row.get(part, 0.0) for part in new] for row in rows]), np.array(left), new)
+    return others | {part: round(float(value), 3) for part, value in zip(new, found, strict=True) if value > 5e-4}
 
 
-def renew(names: Sequence[str]) -> None:
-    """Fit the parts of `RENEWED` anew for some cores."""
+def renew(names: Sequence[str], of_language: bool) -> None:
+    """Fit the parts of `RENEWED` anew for some cores, or those of language models alone."""
     known = json.loads(TABLE.read_text())
     for name in names or list(cores()):
         target = cores()[name]
-        layers = [Layer("small", graph.name, graph, alone(graph, target, {})) for graph in small()]
-        layers += narrow(target)
-        known[name] = renewed(known[name], layers, target)
+        graphs = [*language_layers(), *(() if of_language else small())]
+        layers = [Layer("small", graph.name, graph, alone(graph, target, {})) for graph in graphs]
+        layers += [] if of_language else narrow(target)
+        known[name] = renewed(known[name], layers, target, LANGUAGE if of_language else RENEWED)
         target = replace(target, core=replace(target.core, kernels=known[name]))
         print(
             f"{name}: {spread([core_cycles(one.graph, target, one.choice) / one.cycles for one in layers])}", flush=True
@@ -336,12 +342,13 @@ def main() -> None:
     parser.add_argument("what", choices=("measure", "renew", "compare"))
     parser.add_argument("names", nargs="*", help="cores of `measure`, targets of `compare`")
     parser.add_argument("--layers", action="store_true", help="print every layer")
+    parser.add_argument("--language", action="store_true", help="`renew`: only parts of language models")
     parser.add_argument("--write", action="store_true", help="`compare`: write the table to docs/figures")
     asked = parser.parse_args()
     if asked.what == "measure":
         measure(asked.names)
     elif asked.what == "renew":
-        renew(asked.names)
+        renew(asked.names, asked.language)
     else:
         compare(asked.names or CORES_ALONE, asked.layers, asked.write)
 

@@ -4,11 +4,13 @@ strides of what is read and written allow."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from dovetail.ir.types import Box, Shape, dense_steps
 from dovetail.kernels.c import (
     Lines,
     channel_lanes,
+    identifiers,
     indent,
     loop,
     nested,
@@ -116,11 +118,46 @@ def loop_names(count: int) -> tuple[str, ...]:
     return _NAMES.get(count) or tuple(f"axis_{number}" for number in range(count))
 
 
-def walk_text(walk: int, start: int, loops: Sequence[tuple[int, tuple[int, ...]]]) -> str:
-    """C text of the flat index of walk number `walk`."""
-    names = loop_names(len(loops))
+def walk_text(walk: int, start: int, loops: Sequence[tuple[int, tuple[int, ...]]], names: Places = ()) -> str:
+    """C text of the flat index of walk number `walk`; `names` of the loops' variables, by default `loop_names`."""
+    names = names or loop_names(len(loops))
     terms = [product(name, strides[walk]) for name, (_, strides) in zip(names, loops, strict=True)]
     return total(*terms, start)
+
+
+_COLUMNS = ("channel", "row")
+"""Loop variables where channels are walked down."""
+_LEAST_ROWS = 16
+"""Rows from which walking down a channel pays."""
+_MOST_STEP = 128
+"""Elements from one row to the next up to which several rows lie within reach of one address."""
+
+
+def _by_columns(loops: Sequence[tuple[int, tuple[int, ...]]]) -> bool:
+    """Whether channels are walked down one after the other, so that what all rows read of a channel is loaded once."""
+    if len(loops) < 2 or loops[-2][0] < _LEAST_ROWS or max(loops[-2][1]) > _MOST_STEP:
+        return False
+    return any(along == 0 and across > 0 for along, across in zip(loops[-2][1], loops[-1][1], strict=True))
+
+
+@dataclass
+class _ColumnReads:
+    """What is read while a channel is walked down: its numbers before all rows, and elements of a row before they are
+    computed with, or each would wait for its load."""
+
+    scope: KernelScope
+    numbers: Lines = field(default_factory=list)
+    loads: Lines = field(default_factory=list)
+    _names: dict[str, str] = field(default_factory=dict)
+
+    def read(self, array: str, index: str) -> str:
+        """The C identifier of an element that is read."""
+        text = f"{array}[{index}]"
+        if text not in self._names:
+            self._names[text] = f"{array}_read" + (f"_{len(self._names)}" if self._names else "")
+            lines = self.loads if _COLUMNS[1] in identifiers([index]) else self.numbers
+            lines.append(f"const {self.scope.held_type(array)} {self._names[text]} = {text};")
+        return self._names[text]
 
 
 def nest(
@@ -147,14 +184,23 @@ def nest(
     walks = [broadcast_walk(shape, result, box) for shape in shapes]
     walks += [source] if source else []
     loops = merge([stop - start for start, stop in box], walks)
-    names, counts = loop_names(len(loops)), [count for count, _ in loops]
-    texts = [walk_text(number, walk.start, loops) for number, walk in enumerate(walks)]
+    names, columns = loop_names(len(loops)), None
+    if not scope.layouts and _by_columns(loops):
+        columns, names = _ColumnReads(scope), (*names[:-2], *_COLUMNS)
+        loops[-2:] = loops[:-3:-1]
+    counts = [count for count, _ in loops]
+    texts = [walk_text(number, walk.start, loops, names) for number, walk in enumerate(walks)]
     turn = channel_lanes(counts[-1], scope.core.turn) if loops else 1
     if turn > 1:
         texts = [total(text, product("lane", step)) for text, step in zip(texts, loops[-1][1], strict=True)]
-    lines = body(lambda shape: texts[shapes.index(shape)], texts[-1])
+    with scope.reading(columns.read if columns else scope.read):
+        lines = body(lambda shape: texts[shapes.index(shape)], texts[-1])
+    if columns:
+        lines = [*columns.loads, *(["in_order();"] if len(columns.loads) > 1 else []), *lines]
     if turn > 1:
         lines = loop(names[-1], counts.pop(), unroll_loop("lane", turn, lines), step=turn)
+    if columns:
+        lines = [*columns.numbers, *lines]
     lines = nested(zip(names, counts, strict=False), lines)
     if not names and len(lines) > 1:  # several nests may stand in one function, each with its own variables
         return ["{", *indent(lines), "}"]

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.base import Operator
 from dovetail.ir.requantisation.pairs import SumChain, sum_chains
-from dovetail.kernels.c import Lines, atom, c_type, product, real, total
+from dovetail.ir.requantisation.products import TableProduct, table_products
+from dovetail.kernels.c import Lines, atom, c_type, product, real, total, wrapped
 from dovetail.kernels.kernel import Expression, Index, UnsupportedRegion, expression_of
 from dovetail.kernels.registry import RULES
 from dovetail.kernels.scope import KernelScope
@@ -22,6 +23,14 @@ def _as_line(graph: Graph, line: SumChain, operands: Sequence[Expression]) -> Ex
         return None
     terms = [product(atom(x.text), factor) for x, factor in zip(operands, numbers.factors, strict=True)]
     return Expression(f"({total(*terms, numbers.offset)}) >> {numbers.shift}", "int32_t", numbers.low, numbers.high)
+
+
+def _by_table(scope: KernelScope, one: TableProduct, x: Expression, y: Expression, node: Node) -> Expression:
+    """The product of a table's value and a byte before it is limited by a node."""
+    table = scope.constant(node.output, "products", one.table)
+    factor = f"{table}[{total(x.text, -scope.graph.types[one.x].dtype.low)}]"
+    text = f"({factor} * {wrapped(total(y.text, one.offset))} + {one.addition}) >> {one.shift}"
+    return Expression(text, "int32_t", one.low, one.high)
 
 
 def element(scope: KernelScope, index: Index, value: Expression | None, done: int = 0) -> str:
@@ -50,6 +59,7 @@ def element(scope: KernelScope, index: Index, value: Expression | None, done: in
         return values[name]
 
     users, chains = graph.users(), {} if scope.compact else sum_chains(graph, tree)
+    tables = {} if scope.compact else table_products(graph, tree)
 
     def compute(node: Node) -> None:
         write = RULES.get(type(node.operator), _by_template)
@@ -59,7 +69,12 @@ def element(scope: KernelScope, index: Index, value: Expression | None, done: in
         values[node.output] = result
 
     put_off = {node.output for chain in chains.values() for node in chain.nodes}
+    put_off.update(*(one.inner for one in tables.values()))
     for node in tree:
+        if one := tables.get(node.output):
+            values[node.inputs[0]] = _by_table(scope, one, value_of(one.x), value_of(one.y), node)
+            compute(node)
+            continue
         chain = chains.get(node.output)
         if chain is not None and (whole := _as_line(graph, chain, [value_of(name) for name in chain.operands])):
             values[node.inputs[0]] = whole

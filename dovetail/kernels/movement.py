@@ -109,7 +109,7 @@ def _copy(scope: KernelScope, position: int, box: Box, source: Walk) -> Lines:
             to, start = (walk_text(number, walk.start, outer) for number, walk in enumerate(walks))
             lines = [f"__builtin_memcpy({total('output', to)}, {total(name, start)}, {size});"]
             return nested(zip(loop_names(len(outer)), [count for count, _ in outer], strict=True), lines)
-    return _computed(scope, box, lambda text: expression_of(f"{name}[{text}]", kind), source)
+    return _computed(scope, box, lambda text: expression_of(scope.read(name, text), kind), source)
 
 
 def _computed(scope: KernelScope, box: Box, value: Callable[[str], Expression], source: Walk | None) -> Lines:

@@ -17,11 +17,12 @@ from msgspec.structs import asdict
 
 from dovetail.ir.graph import Graph, Node
 from dovetail.ir.operators.arithmetic import Offset, Quantize, Requantize
+from dovetail.ir.operators.elementwise import Compare, CompareKind
 from dovetail.ir.requantisation.bounds import last_where
 from dovetail.ir.requantisation.pairs import LinearSum, SumChain, sum_chains
 from dovetail.ir.requantisation.rectified import rectified_sum
 from dovetail.ir.types import Array, DType, Shape, full_box
-from dovetail.kernels.c import Lines, c_type, channel_lanes, code, indent, loop, total
+from dovetail.kernels.c import Lines, c_type, channel_lanes, code, indent, loop, times, total, variable
 from dovetail.kernels.elements import nest
 from dovetail.kernels.epilogue import finish
 from dovetail.kernels.kernel import KernelWriter
@@ -217,6 +218,43 @@ def _addition(scope: KernelScope) -> Lines | None:
     return [f"add_by_table({start}, {', '.join(map(str, (*linear.factors, linear.offset, linear.shift, table)))});"]
 
 
+_UP_TO = apply(Compare, constant("places"), operand("x"))
+
+
+def _places_up_to(scope: KernelScope) -> Lines | None:
+    """Which places are up to a number, a row of them for each number: ones, and then zeros."""
+    match, shape = scope.whole(_UP_TO), scope.output_shape
+    if match is None or scope.layouts or match.operator("compare", Compare).kind is not CompareKind.LESS_OR_EQUAL:
+        return None
+    count, kind = shape[-1] if shape else 0, match.type("x")
+    in_order = np.array_equal(match.array("places").reshape(-1), np.arange(count))
+    each = match.array("places").shape[-1:] == shape[-1:] and kind.shape == (*shape[:-1], 1)
+    if not in_order or not each or count % 4 or kind.dtype not in (DType.INT32, DType.INT64):
+        return None
+    store = ["__builtin_memcpy(to + at, &{word}, 4);", "in_order();"]
+    row = code(
+        f"""
+        const {c_type(kind.dtype)} last = {scope.input(match.values["x"])}[{variable("row", prod(shape[:-1]))}];
+        const int32_t ones = last < 0 ? 0 : (last >= {count} ? {count} : (int32_t)last + 1);
+        uint8_t *to = __builtin_assume_aligned(output + {times(variable("row", prod(shape[:-1])), count)}, 4);
+        const uint32_t whole = 0x01010101u, none = 0u, part = whole & ((1u << (8 * (ones & 3))) - 1u);
+        int32_t at = 0;
+        for (; at < (ones & ~3); at += 4) {{
+            @whole
+        }}
+        if (at < {count}) {{
+            @part
+            at += 4;
+        }}
+        for (; at < {count}; at += 4) {{
+            @none
+        }}
+        """,
+        **{name: [line.replace("{word}", name) for line in store] for name in ("whole", "part", "none")},
+    )
+    return loop("row", prod(shape[:-1]), row)
+
+
 def line_of_bytes(scope: KernelScope, line: SumChain) -> LinearSum | None:
     """The line of two operands of int8 that the core's own `ADD_BYTES` computes; None where it does not."""
     if ADD_BYTES not in scope.core.functions or line.limits != _INT8:
@@ -345,5 +383,5 @@ def write_pointwise(scope: KernelScope) -> KernelWriter:
     return scope.writer(body, lambda: finish(scope, lambda shape: "0", None))
 
 
-_FORMS = (flipped, _rectified, _in_wide_registers, _addition, _quantised, _by_bytes)
+_FORMS = (flipped, _rectified, _in_wide_registers, _addition, _quantised, _places_up_to, _by_bytes)
 """Shorter statements for some regions of pointwise operators; each gives None for others."""

@@ -15,6 +15,7 @@ from dovetail.ir.operators.arithmetic import (
     ScaleShift,
     float_scale,
 )
+from dovetail.ir.requantisation.level import level_scale
 from dovetail.ir.types import Array, DType, Shape
 from dovetail.kernels.c import Lines, atom, integer, product, summand, times, total
 from dovetail.kernels.kernel import INT32, Expression, refuse
@@ -112,10 +113,29 @@ def is_rectified(graph: Graph, node: Node, zero_point: int) -> bool:
     return bool(limits) and all(limit is not None and limit[0] >= zero_point for limit in limits)
 
 
+def _level(scope: KernelScope, node: Node, operator: Requantize, x: Expression) -> Expression | None:
+    """A value that is scaled by one product and one shift, whatever its channel; None where there is no such form."""
+    if scope.compact or scope.any_shift or x.c_type != "int32_t":
+        return None
+    limits = [user.operator.limited_to for user in scope.graph.users()[node.output]]
+    multiplier, shift = (scope.known(name) for name in node.inputs[1:])
+    only = limits[0] if len(limits) == 1 else None
+    place = ("level", node.output, x.low, x.high)
+    level = scope.graph.once(place, lambda: level_scale(operator, multiplier, shift, (x.low, x.high), only))
+    if level is None:
+        return None
+    factor = scope.parameter(node.output, "factor", level.multiplier)
+    text = f"multiply_add_upper({x.text}, {factor}, {level.offset}) >> {level.shift}"
+    reach = ((x.reach * int(level.multiplier.max()) >> 32) + abs(level.offset) + 1 >> level.shift) + 1
+    return scope.named("scaled", "int32_t", text, -reach, reach)
+
+
 @rule(Requantize)
 def _requantize(scope: KernelScope, node: Node, operator: Requantize, x: Expression) -> Expression:
     multiplier, shift = (scope.known(name) for name in node.inputs[1:])
     _require_integer(node, x)
+    if (level := _level(scope, node, operator, x)) is not None:
+        return level
     raised = _raised_by_members(scope, node, operator, x) or _raised(operator, x)
     if operator.rounding is Rounding.DOUBLE and raised.reach < INT32[1]:
         multiplier, shift = _without_zeros(multiplier, shift)
@@ -221,6 +241,19 @@ def _parameters_along(scope: KernelScope, node: Node, axis: int) -> tuple[Lines,
     return names, shape, zero_point
 
 
+def _is_shifted(factors: Array, reach: int) -> bool:
+    """Whether integers up to a magnitude become floats by a shift alone."""
+    return bool(reach < 1 << 16 and (np.frexp(factors)[0] == 0.5).all())
+
+
+@kernel(Dequantize, table=ENDINGS)
+def _dequantize_ending(graph: Graph, node: Node) -> str:
+    """The part that a conversion to float is: a shift, or a product."""
+    kind, factors = graph.types[node.inputs[0]].dtype, graph.constants.get(node.inputs[1])
+    is_shifted = factors is not None and kind.is_integer and _is_shifted(factors, max(-kind.low, kind.high))
+    return "Dequantize_shifted" if is_shifted else "Dequantize"
+
+
 @rule(Dequantize)
 def _dequantize(scope: KernelScope, node: Node, operator: Dequantize, x: Expression) -> Expression:
     names, shape, zero_point = _parameters_along(scope, node, operator.axis)
@@ -231,8 +264,8 @@ def _dequantize(scope: KernelScope, node: Node, operator: Dequantize, x: Express
     text = f"({summand(x.text)} - {scope.element(names[1], shape)})" if zero_point.any() else atom(x.text)
     scale, factors = scope.element(names[0], shape), scope.graph.constants[node.inputs[1]]
     if max(-low, high) <= 1 << 24 and ((factors > 2.0**-100) & (factors < 2.0**100)).all():
-        exact = max(-low, high) < 1 << 16 and (np.frexp(factors)[0] == 0.5).all()
-        return scope.named("real", "float", f"{'shifted' if exact else 'scaled'}_real({text}, {scale})")
+        how = "shifted" if _is_shifted(factors, max(-low, high)) else "scaled"
+        return scope.named("real", "float", f"{how}_real({text}, {scale})")
     return scope.named("real", "float", f"(float){text} * {scale}")
 
 

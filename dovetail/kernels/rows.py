@@ -14,12 +14,14 @@ from dovetail.ir.types import DType
 from dovetail.kernels.c import Lines, atom, c_type, channel_lanes, code, loop, nested, product, real, total, variable
 from dovetail.kernels.elements import Computed, Places, place_in, write_elements
 from dovetail.kernels.epilogue import finish
-from dovetail.kernels.kernel import Expression, KernelWriter, expression_of, refuse
-from dovetail.kernels.registry import kernel
+from dovetail.kernels.kernel import Expression, KernelWriter, Turns, expression_of, refuse, turns_of_family
+from dovetail.kernels.registry import TURNS, kernel
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.window import anchored
 
 _TURN = 4
+"""Elements of a turn."""
+_SQUARES = 8
 """Squares of a turn."""
 
 
@@ -326,6 +328,15 @@ def _fixed_normalisation(scope: KernelScope, operator: FixedNormalise) -> Kernel
     return _write_rows(scope, before, element)
 
 
+@kernel(FixedStandard, table=TURNS)
+def _standard_turns(scope: KernelScope) -> Turns:
+    """The squares and the root of each row, and its elements; all of a row are squared where few are computed."""
+    kind, made = scope.type(0), scope.result
+    squares, rows = kind.elements, kind.elements // kind.shape[-1]
+    counts = {"square": squares, "element": made.elements, "row": rows, "call": 1}
+    return turns_of_family(f"FixedStandard{kind.dtype.bits}", counts)
+
+
 @kernel(FixedStandard)
 def _standard(scope: KernelScope, operator: FixedStandard) -> KernelWriter:
     """The writer of a FixedStandard; the sum of squares is of elements of which n fit 32 bits."""
@@ -339,7 +350,7 @@ def _standard(scope: KernelScope, operator: FixedStandard) -> KernelWriter:
     upper = operator.epsilon > 0 and right > 1
 
     def before(_: int) -> Lines:
-        turn = channel_lanes(size, _TURN)
+        turn = channel_lanes(size, _SQUARES)
         places = [total("along", lane) for lane in range(turn)]
         values = [f"({total(f'from[{place}]', offset)})" for place in places]
         squares = [f"{'(int64_t)' if whole else ''}{value} * {value}" for value in values]
@@ -354,21 +365,24 @@ def _standard(scope: KernelScope, operator: FixedStandard) -> KernelWriter:
             @sums
             const int64_t spread = {total(f"(int64_t)squares * {size}{less}", operator.epsilon)};
             const int32_t above = (int32_t)(spread >> 29);
-            const int32_t half = above > 1 ? (32 - leading_zeros((uint32_t)above)) >> 1 : 0;
+            const int32_t paired = above > 1 ? (32 - leading_zeros((uint32_t)above)) >> 1 : 0;
             int32_t root_shift = 0;
-            const int32_t inverse = held(inverse_root((int32_t)(spread >> (2 * half)), &root_shift));
-            const int32_t power = half - root_shift + {31 - operator.fraction_bits + (raised - 32) * upper};
+            const int32_t inverse = held(inverse_root((int32_t)(spread >> (2 * paired)), &root_shift));
+            const int32_t power = paired - root_shift + {31 - operator.fraction_bits + (raised - 32) * upper};
+            @half
             """,
+            half=["const int32_t half = 1 << (power - 1);"] if upper else [],
             sums=[*sums, f"{kind} squares = 0;", *loop("along", size, steps, step=turn)],
         )
 
     def element(at: str) -> Computed:
         value = product(atom(total(at, offset)), size)
         centred = f"{value} - sum" if operator.centred else value
+        reach = operator.reach
         if upper:
             high = f"(int32_t)((int64_t)(({centred}) * {1 << raised}) * inverse >> 32)"
-            return _limited(f"held(clip(({high} + (1 << (power - 1))) >> power, -32768, 32767))", -32768, 32767)
+            return _limited(f"({high} + half) >> power", -reach, reach)
         scaled = f"((int64_t)({centred}) * inverse + ((int64_t)1 << (power - 1))) >> power"
-        return _limited(f"clip_wide({scaled}, -32768, 32767)", -32768, 32767)
+        return _limited(f"clip_wide({scaled}, -32768, 32767)", -reach, reach)
 
     return _write_rows(scope, before, element, scope.start(operator.span[0] if operator.span else 0), _TURN)

@@ -295,6 +295,12 @@ class KernelScope:
         """Whether elements of a region input or of the result share bytes."""
         return value in self.layouts and self.layouts[value].packed
 
+    def held_type(self, array: str) -> str:
+        """C type of the elements of an operand or a constant, from its C identifier."""
+        if array in self.constants:
+            return c_type(DType.of(self.constants[array].dtype))
+        return next(self._held(value) for value, name in self._inputs.items() if name == array)
+
     def _held(self, value: str) -> str:
         """C type of what holds the elements of a region input or the result."""
         return "uint8_t" if self.shares(value) else c_type(self.graph.types[value].dtype)

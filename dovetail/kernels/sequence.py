@@ -34,9 +34,9 @@ from dovetail.kernels.c import (
 )
 from dovetail.kernels.elements import place_in
 from dovetail.kernels.epilogue import finish
-from dovetail.kernels.kernel import Expression, KernelWriter, UnsupportedRegion, refuse
+from dovetail.kernels.kernel import Expression, KernelWriter, Turns, UnsupportedRegion, refuse, turns_of_family
 from dovetail.kernels.planes import Pairs, pairs_of
-from dovetail.kernels.registry import kernel
+from dovetail.kernels.registry import TURNS, kernel
 from dovetail.kernels.scheduled.knobs import call_of, extents, is_product
 from dovetail.kernels.scope import KernelScope
 from dovetail.kernels.sums import MULTIPLY_ADD
@@ -469,6 +469,17 @@ def _attention_end(scope: KernelScope, operator: AttentionEnd) -> KernelWriter:
         return block(f"for (int32_t head = 0; head < {heads}; ++head)", loop("row", rows, inner))
 
     return scope.writer(body)
+
+
+@kernel(FixedAttention, table=TURNS)
+def _attention_turns(scope: KernelScope) -> Turns:
+    """Products of queries with keys and of weights with values, and what is between, of all places: how many are live
+    is not known."""
+    (heads, rows, depth), (_, places, width) = scope.type(0).shape, scope.type(2).shape
+    products = scope.node.operator.macs(scope.types)
+    counts = {"product": products, "weight": heads * rows * places, "element": scope.result.elements, "call": 1}
+    is_wide = max(depth, width) > _WRITTEN_OUT
+    return turns_of_family("FixedAttentionWide" if is_wide else "FixedAttention", counts)
 
 
 @kernel(FixedAttention)

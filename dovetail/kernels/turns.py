@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from dovetail.ir.graph import Graph
 from dovetail.ir.requantisation.pairs import sum_chains
+from dovetail.ir.requantisation.products import table_products
 from dovetail.kernels.kernel import ENDED, RAISED, CoreTraits, Turns, UnsupportedRegion, summed_turns, turns_of_family
 from dovetail.kernels.pointwise import in_wide_registers
 from dovetail.kernels.registry import ENDINGS, TURNS, InstructedWay, family_of, registered
@@ -129,8 +130,13 @@ def _counted(graph: Graph, core: CoreTraits, choice: Choice) -> Turns:
             counts = _of_anchor(region)
         except UnsupportedRegion:
             counts = _by_elements(region)
-    endings = []
+    endings: list[Turns] = []
+    gates = {} if ENDED in counts or RAISED in counts else table_products(graph, region.tree)
+    endings += [{"end.gate": graph.types[name].elements} for name in gates]
+    one_product = {*gates, *(value for gate in gates.values() for value in gate.inner)}
     for node in () if ENDED in counts else region.tree[1:] if RAISED in counts else region.tree:
+        if node.output in one_product:
+            continue
         name = registered(ENDINGS, node.operator)
         part = name(graph, node) if name else type(node.operator).__name__
         endings.append({f"end.{part}": graph.types[node.output].elements})

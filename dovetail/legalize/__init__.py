@@ -23,7 +23,7 @@ from dovetail.legalize.layers import (
     narrow_weights,
     stride_as_slice,
 )
-from dovetail.legalize.matrices import dense_as_convolution, products_of_bits
+from dovetail.legalize.matrices import dense_as_convolution, products_of_bits, views_first
 from dovetail.legalize.narrow import narrow_activations
 from dovetail.legalize.pixels import pixels_as_one, windows_as_one
 from dovetail.legalize.pools import (
@@ -76,6 +76,7 @@ __all__ = [
     "stride_as_slice",
     "through_converter",
     "unsigned_activations",
+    "views_first",
     "windows_as_one",
     "without_dilation",
     "without_zeros",

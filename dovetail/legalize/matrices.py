@@ -9,15 +9,16 @@ from math import prod
 import numpy as np
 
 from dovetail.ir.graph import Graph
-from dovetail.ir.operators.arithmetic import Add, Clip, Requantize
+from dovetail.ir.operators.arithmetic import Add, Clip, Offset, Requantize, ScaleShift
 from dovetail.ir.operators.bits import BitProduct, ToBitPlanes
 from dovetail.ir.operators.elementwise import Binary, BinaryKind, Convert
 from dovetail.ir.operators.fixed import FixedSoftmax16
 from dovetail.ir.operators.linear import Conv2d, FullyConnected, MatrixProduct
-from dovetail.ir.operators.movement import Concat, Reshape, Slice, Transpose
+from dovetail.ir.operators.movement import Concat, Gather, Reshape, Slice, Transpose
 from dovetail.ir.operators.reduction import Reduce, ReduceKind
+from dovetail.ir.operators.sequence import AttentionEnd
 from dovetail.ir.pattern import apply, constant, occurrence, operand, rest
-from dovetail.ir.rules import Rule, RuleMatch, rewriting
+from dovetail.ir.rules import Rule, RuleMatch, rewriting, run
 from dovetail.ir.types import DType, Shape
 from dovetail.legalize.requantisation import Accepts, accepted, scale_shifted
 from dovetail.records import Record
@@ -63,6 +64,66 @@ def dense_as_convolution(chooses: Accepts) -> Callable[[Graph], Graph]:
         return prod(at.type(_X).shape[:-1]) != 1
 
     return rewriting(Rule(_DENSE, as_pixels, (has_rows, accepted(chooses, _DENSE))), REQUANTISED_FIRST)
+
+
+_POINT = apply((Requantize, Clip, Add, Offset), _X, rest("parameters"), alone=True)
+_SEEN = apply(Reshape, _POINT)
+_INNER = apply(Offset, _X)
+_OUTER = apply(Offset, _INNER)
+_SCALED = apply(ScaleShift, operand("sums"), rest("parameters"))
+_SOURCES = apply(Conv2d, operand("image"), rest("weights")), apply(Gather, operand("table"), operand("places"))
+_PARTS = apply(Concat, rest("parts"), alone=True)
+_JOINED = apply((Requantize, Clip), _PARTS, rest("numbers"))
+_ENDED = apply(AttentionEnd, operand("sums"), operand("totals"), alone=True)
+_ENDED_THEN = apply(Requantize, _ENDED, rest("factors"), alone=True)
+
+
+def _stays_whole(at: RuleMatch) -> bool:
+    """Parameters are constants of one element, or of channels that stay the last axis; no engine requantises. What is
+    computed before, from one value, begins with sums of an engine or with a table: another kernel of the core would
+    go on with it."""
+    before, after, others = at.type(_X).shape, at.type(_SEEN).shape, at.others(_POINT)
+    shapes, node = {(1,), after[-1:]} if before[-1:] == after[-1:] else {(1,)}, at.draft.producer(at[_X])
+    is_known = all(name in at.draft.constants and at.type(name).shape in shapes for name in others)
+    while node is not None and node.operator.pointwise:
+        if occurrence(_SCALED, at.draft, node) or any(name not in at.draft.constants for name in node.inputs[1:]):
+            return False
+        node = at.draft.producer(node.inputs[0])
+    return is_known and node is not None and any(occurrence(one, at.draft, node) is not None for one in _SOURCES)
+
+
+def _offset_once(at: RuleMatch) -> str | None:
+    """Both offsets as one; nothing where they are 0 together."""
+    x, dtype, total = at.type(_X).dtype, at[_OUTER].dtype, at[_OUTER].offset + at[_INNER].offset
+    if not total and x is dtype:
+        return at[_X]
+    fits = x.is_integer and dtype.low <= x.low + total and x.high + total <= dtype.high
+    return at.add(Offset(total, dtype), _X) if fits else None
+
+
+def _of_attention(at: RuleMatch) -> bool:
+    """The parts are of attention, requantised or not, and all channels have the same numbers."""
+    parts = [occurrence(one, at.draft, name) for name in at.nodes[_PARTS].inputs for one in (_ENDED, _ENDED_THEN)]
+    found = sum(one is not None for one in parts)
+    return found == len(at.nodes[_PARTS].inputs) and all(at.type(name).elements == 1 for name in at.others(_JOINED))
+
+
+def _joined_last(at: RuleMatch) -> str:
+    """Each part requantised or limited by itself."""
+    others = at.others(_JOINED)
+    return at.add(at[_PARTS], *(at.add(at[_JOINED], name, *others) for name in at.nodes[_PARTS].inputs))
+
+
+def views_first(graph: Graph) -> Graph:
+    """The graph in which one kernel of the core computes what follows an engine's sums element by element. Reshapes go
+    before requantisations, offsets and limits. Offsets of offsets are one. Parts of attention are joined as bytes.
+    Exact."""
+    seen = Rule(
+        _SEEN,
+        lambda at: at.add(at[_POINT], at.add(at[_SEEN], _X), *at.others(_POINT)),
+        (_stays_whole,),
+    )
+    return run(graph, (seen, Rule(_OUTER, _offset_once), Rule(_JOINED, _joined_last, (_of_attention,))))
 
 
 _LEFT, _RIGHT = operand("left"), operand("right")

@@ -139,6 +139,11 @@ class FixedStandard(Int64Operator, Rowwise):
         """Step of the result."""
         return 2.0**-self.fraction_bits
 
+    @property
+    def reach(self) -> int:
+        """No element is larger: the root of n, in steps of the result, and what the root under it may be off."""
+        return min(int(1.01 * self.size**0.5 * (1 << self.fraction_bits)) + 2, DType.INT16.high)
+
     def infer(self, inputs: Types) -> TensorType:
         x = inputs[0]
         narrow = x.dtype in (*BYTES, DType.INT16) and 0 < self.size << (x.dtype.bits + 1) < 1 << 31

@@ -55,8 +55,17 @@ static inline int32_t fixed_logarithm(int32_t value)
     return double_saturating(power + multiply_high(round_shift(numerator, 6), inverse));
 }
 
-//@ inverse_root: multiply_high round_shift leading_zeros
-/* 1 / sqrt(value) as a Q0.31 factor and a power of two: Newton's iteration in Q3.28. */
+//@ multiply_near
+/* left * right / 2^31, rounded to nearest (halves up), for |left| below 2^30. */
+static inline int32_t multiply_near(int32_t left, int32_t right)
+{
+    const int64_t product = (int64_t)(left * 2) * right;
+    return (int32_t)(product >> 32) + (int32_t)((uint32_t)product >> 31);
+}
+
+//@ inverse_root: multiply_near round_shift leading_zeros
+/* 1 / sqrt(value) as a Q0.31 factor and a power of two: Newton's iteration in Q3.28, five rounds from 1 on. The first
+   is written out: the cube of 1 is 1. */
 static inline int32_t inverse_root(int32_t value, int32_t *shift)
 {
     if (value <= 1) {
@@ -67,13 +76,13 @@ static inline int32_t inverse_root(int32_t value, int32_t *shift)
     const int32_t pairs = (leading_zeros((uint32_t)known) - 1) / 2 - 1;
     const int32_t power = 11 + large - pairs;
     const int32_t half = round_shift((known << (2 * pairs)) >> 1, 1);
-    int32_t root = 0x10000000;
-    for (int32_t round = 0; round < 5; ++round) {
-        const int32_t cube = multiply_high(multiply_high(root, root), root) * 64;
-        root = (((3 * root + 8) >> 4) - multiply_high(half, cube)) * 8;
+    int32_t root = (0x3000000 - ((half + 4) >> 3)) * 8;
+    for (int32_t round = 1; round < 5; ++round) {
+        const int32_t cube = multiply_near(multiply_near(root, root), root) * 64;
+        root = (((3 * root + 8) >> 4) - multiply_near(half, cube)) * 8;
     }
     *shift = power > 0 ? -power : 0;
-    return multiply_high(root, 1518500250) << (power < 0 ? -power : 0);
+    return multiply_near(root, 1518500250) << (power < 0 ? -power : 0);
 }
 
 //@ between_16

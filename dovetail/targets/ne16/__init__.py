@@ -275,6 +275,10 @@ SHARED = (
     dt.Rewrite("stride", legalize.stride_as_slice(is_bytes), lsb=0),
     dt.Rewrite("narrow weights", legalize.narrow_weights(), lsb=0),
 )
+FINAL_REWRITES = (
+    dt.Rewrite("split bias", legalize.split_bias(takes), lsb=0),
+    dt.Rewrite("views first", legalize.views_first, lsb=0),
+)
 TARGET = dt.Target(
     name="ne16",
     sentence="RISC-V RV32IMC, 512 KiB L2, 128 KiB L1, DMA, NE16 engine (2- to 8-bit weights)",
@@ -302,13 +306,13 @@ TARGET = dt.Target(
                 dt.Rewrite("bands", legalize.first_layer_in_bands(bands, EDGE), lsb=0),
                 dt.Rewrite("patches in bands", legalize.patches_in_bands(patch_bands), lsb=0),
                 dt.Rewrite("parts", legalize.last_layer_in_parts(result_parts, CHANNELS_OUT), lsb=0),
-                dt.Rewrite("split bias", legalize.split_bias(takes), lsb=0),
+                *FINAL_REWRITES,
             ),
         ),
         dt.Policy(
             "exact",
             "the engine gives 32-bit sums, the core requantises as TFLite Micro does",
-            (*SHARED, dt.Rewrite("split bias", legalize.split_bias(takes), lsb=0)),
+            (*SHARED, *FINAL_REWRITES),
         ),
     ),
 )
