@@ -93,11 +93,13 @@ def test_compilers_put_few_layers_into_one_function(tmp_path: Path, monkeypatch:
     path, apart = tmp_path / "chain.onnx", "static __attribute__((noinline)) void conv_"
     onnx.save(deep(6).model(), path)
     texts = list[str]()
-    for most in (network._TOGETHER, 3):
+    for most, aim in ((network._TOGETHER, "speed"), (3, "speed"), (3, "size")):
         monkeypatch.setattr(network, "_TOGETHER", most)
-        texts.append(compile_model(path, load_target("riscv"), Options()).project.files["src/chain.c"])
+        made = compile_model(path, load_target("riscv"), Options(optimize=aim))
+        texts.append(made.project.files["src/chain.c"])
     assert texts[1].count(apart) == texts[0].count("static void conv_") == 6
     assert texts[1].replace("static __attribute__((noinline)) void", "static void") == texts[0]
+    assert "noinline" not in texts[2]
 
 
 def test_tiles_are_chosen_anew_only_behind_a_value_that_is_given_up(

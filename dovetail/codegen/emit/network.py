@@ -10,6 +10,7 @@ from dovetail.codegen.emit.lines import Hole, Line, Ticket, job_name, kernel_cal
 from dovetail.codegen.emit.repeat import Repeat, is_repeat, loop_lines
 from dovetail.codegen.emit.tickets import tickets
 from dovetail.codegen.emit.unit import Unit, state_bytes
+from dovetail.kernels import Optimize
 from dovetail.kernels.c import Lines, block, code, function, identifier, one_line
 from dovetail.program.ir import Begin, Call, LaunchStatement, Statement, StateVariable, Wait
 from dovetail.program.series import Loop
@@ -184,7 +185,8 @@ def _functions(unit: Unit) -> Iterator[tuple[str, Lines]]:
     lines = {index: statement_lines(unit, index, statements[index]) for index in issued}
     text = _FunctionWriter(unit, lines, [loop for loop in unit.program.loops if is_repeat(loop, lines)])
     groups = list(_groups(text, stretches))
-    kind = "static void" if len(groups) <= _TOGETHER else "static __attribute__((noinline)) void"
+    is_apart = len(groups) > _TOGETHER and unit.optimize is Optimize.SPEED  # which takes more bytes
+    kind = "static __attribute__((noinline)) void" if is_apart else "static void"
     for group in groups:
         layers = list(dict.fromkeys(one.layer for one in group))
         name = "_to_".join(dict.fromkeys(unit.regions[layer].name for layer in (min(layers), max(layers))))
