@@ -6,9 +6,9 @@ from dataclasses import replace
 from itertools import takewhile
 
 from dovetail.ir.graph import Graph
-from dovetail.legalize import adapt
 from dovetail.notes import Kind, Note
 from dovetail.schedule.partition import cycles_within, layer_cycles
+from dovetail.target.adapt import adapt
 from dovetail.target.description import Target
 
 _LESS = 0.9
