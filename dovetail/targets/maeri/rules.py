@@ -219,7 +219,7 @@ class UnitRules(Record, dict=True):
     @cached_property
     def tables(self) -> Mapping[str, Mapping[Any, Reason]]:
         """All kinds of rules by the name of their field."""
-        return {name: own for name, own in vars(self).items() if isinstance(own, dict)}
+        return {name: own for name, own in msgspec.structs.asdict(self).items() if isinstance(own, dict)}
 
     @property
     def reasons(self) -> list[Reason]:
