@@ -142,7 +142,7 @@ def _by_columns(loops: Sequence[tuple[int, tuple[int, ...]]]) -> bool:
 
 @dataclass
 class _ColumnReads:
-    """What is read while a channel is walked down: its numbers before all rows, and elements of a row before they are
+    """The reads of a kernel that walks down a channel: its numbers before all rows, and elements of a row before they are
     computed with, or each would wait for its load."""
 
     scope: KernelScope

@@ -20,7 +20,7 @@ from dovetail.records import Record
 _NEIGHBOURS = (0, 1, -1)
 _MOST = 1 << 31
 _MOST_BITS = 17
-"""Of an operand whose results are compared."""
+"""The most bits of an operand whose results are compared."""
 
 
 class LevelScale(Record):

@@ -31,7 +31,7 @@ _SCALED = tuple(apply(Requantize, one, _MULTIPLIER, _SHIFT, alone=True) for one 
 _LIMITED = tuple(apply(Clip, one) for one in _SCALED)
 _MOST_SHIFT = 30
 _NEIGHBOURS = (0, 1, -1, 2, -2, 3, -3)
-"""What is tried beside the nearest number."""
+"""Steps from the nearest number to those that are tried."""
 
 
 class TableProduct(Record):
