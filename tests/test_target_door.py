@@ -17,7 +17,7 @@ FILES = (
         for path in sorted((TARGETS / name).glob("*.py"))
     ),
 )
-PUBLIC = ("dovetail.errors", "dovetail.ir", "dovetail.legalize", "dovetail.targets")
+PUBLIC = ("dovetail.errors", "dovetail.ir", "dovetail.legalize", "dovetail.records", "dovetail.targets")
 """Packages, whole, that a target may be written with beside `dovetail.target`."""
 MODULES = {"dovetail.target", "dovetail.target.layers", "dovetail.target.queue_driver"}
 DEVICES = {"dovetail.sim.device", "dovetail.sim.launch_queue", "dovetail.sim.mac_array"}

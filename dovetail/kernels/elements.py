@@ -142,8 +142,8 @@ def _by_columns(loops: Sequence[tuple[int, tuple[int, ...]]]) -> bool:
 
 @dataclass
 class _ColumnReads:
-    """The reads of a kernel that walks down a channel: its numbers before all rows, and elements of a row before they are
-    computed with, or each would wait for its load."""
+    """The reads of a kernel that walks down a channel: its numbers before all rows, and elements of a row before they
+    are computed with, or each would wait for its load."""
 
     scope: KernelScope
     numbers: Lines = field(default_factory=list)

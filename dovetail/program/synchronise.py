@@ -72,7 +72,7 @@ _Needed = dict[tuple[str, str], tuple[int, Queue]]
 def synchronise(
     statements: Sequence[Statement],
     dma: Queue,
-    settle: Collection[int] = (),
+    settle: bool = False,
     paced: bool = False,
     placed: Mapping[str, tuple[str, int]] | None = None,
     apart: bool = False,
@@ -83,8 +83,8 @@ def synchronise(
     Args:
         statements: in issue order, without waits.
         dma: the queue of copies.
-        settle: layers, before and after which everything also finishes: slower, but they can then share memory with
-            their neighbours.
+        settle: everything also finishes before the next layer begins: slower, but neighbouring layers can then share
+            memory.
         paced: a copy waits for all launches but the last two, which have finished where a queue holds no more: it may
             then go where they worked.
         placed: memory and address of buffers. Bytes of memories are then looked at, so that only waits remain which
@@ -92,12 +92,9 @@ def synchronise(
         apart: further cores wait for one another by themselves, so that core 0 goes on.
     """
     walk = _Synchroniser(dma, paced, placed or {}, apart)
-    last = -1
     for number, statement in enumerate(statements):
-        if isinstance(statement, Begin):
-            if statement.layer in settle or last in settle:
-                walk.wait_for_all(_streamed(statements, number + 1))
-            last = statement.layer
+        if settle and isinstance(statement, Begin):
+            walk.wait_for_all(_streamed(statements, number + 1))
         walk.add(statement)
     walk.wait_for_all()
     return tuple(walk.result)
@@ -134,9 +131,7 @@ class _Synchroniser:
     def add(self, statement: Statement) -> None:
         """Issue a statement behind the waits it needs."""
         queue, stream = queue_of(statement, self.dma), stream_of(statement)
-        touched = touches(statement)
-        if self.placed:
-            touched = [(self._placed(view), is_write) for view, is_write in touched]
+        touched = [(self._placed(view), is_write) for view, is_write in touches(statement)]
         core = queue if self.apart and isinstance(statement, Call) else CORE
         needed = self._needed(touched, queue, stream, core)
         if self.paced and isinstance(statement, Copy):

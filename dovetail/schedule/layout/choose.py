@@ -165,7 +165,8 @@ def _groups(regions: Sequence[Region], flexible: Sequence[int]) -> list[list[int
 
     def leader(index: int) -> int:
         while leaders[index] != index:
-            index = leaders[index] = leaders[leaders[index]]
+            leaders[index] = leaders[leaders[index]]
+            index = leaders[index]
         return index
 
     for index in flexible:

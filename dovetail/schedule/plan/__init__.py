@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dovetail.errors import PlanError
@@ -23,7 +23,7 @@ from dovetail.schedule.layout import LayoutPlan
 from dovetail.schedule.plan.allocate import Placement, allocate
 from dovetail.schedule.plan.buffered import filled, with_buffers
 from dovetail.schedule.plan.homes import ValueLifetimes, first_homes, same_bytes_as
-from dovetail.schedule.plan.lifetimes import Timeline, aligned, crowded, overwrites
+from dovetail.schedule.plan.lifetimes import Timeline, crowded, overwrites
 from dovetail.schedule.plan.lower import lower
 from dovetail.schedule.plan.lowered import LoweredNetwork, LoweringCache
 from dovetail.schedule.region import CoreGroup, EnginePart, Homes, Region
@@ -31,12 +31,11 @@ from dovetail.schedule.tiles import choose_tiling
 from dovetail.schedule.tiles.chain import ChainLink, ChainState, link, quickest, ways
 from dovetail.schedule.tiles.tile import EARLY
 from dovetail.schedule.tiles.tiling import CompleteTiling, TileCache, Tiling, complete
-from dovetail.target.chip import Memory
 from dovetail.target.description import Target
 from dovetail.target.engine import IN_PLACE_ALIGNMENT
 
 _EXACT_SECONDS = 2.0
-"""Deterministic solver time for placing values."""
+"""Deterministic solver time for placing activations; memories close to an engine only have to fit."""
 
 
 class Plan(Record):
@@ -78,7 +77,7 @@ def plan(
     """
     check_reserved(laid.regions, target, reserved)
     early = (region.name for region in laid.regions if region.shares and region.choice.get(EARLY, "yes") == "yes")
-    choice = _PlanningRound(first_homes(laid, target, near), frozenset(early), {})
+    choice = _PlanningRound(first_homes(laid, target, near), frozenset(early))
     planner = _Planner(laid, target, reserved, cores or {}, (tiles or TileCache()).again(progress), states_lowest)
     while True:
         stuck = planner.tile(choice)
@@ -122,17 +121,14 @@ class _PlanningRound(Record):
     """Memory of every value."""
     early: frozenset[str]
     """Regions whose constants are fetched while the region before is computed."""
-    most: Mapping[str, int]
-    """Part -> bytes that its tiles may take at most, because its buffers could not be laid together."""
-    refetching: frozenset[str] = frozenset()
-    """Parts that fetch constants again that a layer before has fetched."""
-    settle: frozenset[int] = frozenset()
-    """Layers that begin when all before has finished, and finish before the next begins, so that their buffers may
-    share memory with those of their neighbours."""
+    settle: bool = False
+    """Whether every layer finishes before the next begins, so that their buffers may share memory."""
     paced: bool = False
     """Whether copies wait for what a queue of two launches has behind it, so that they may share its memory."""
     smallest: frozenset[str] = frozenset()
     """Parts whose tiles may be far smaller than the engine's steps, for want of memory."""
+    withheld: int = 0
+    """Bytes of the engines' memory that tiles may not use, because neighbouring tiles could not be laid together."""
 
     def moved(self, values: Collection[str], memory: str) -> _PlanningRound:
         """The choice with some values in another memory."""
@@ -144,9 +140,8 @@ class _DraftPlan(Record):
     """A round's program before it is known to fit."""
 
     lowered: LoweredNetwork
+    statements: tuple[Statement, ...]
     timeline: Timeline
-    again: Mapping[str, str]
-    """As `overwrites` has it."""
     placements: tuple[Placement, ...]
 
 
@@ -180,10 +175,7 @@ class _Planner:
 
     def tile(self, choice: _PlanningRound) -> tuple[EnginePart, PlanError] | None:
         """Choose the tilings of all regions; the first part there is no room for, with its error."""
-        if (
-            self.tiled is not None
-            and replace(self.tiled, settle=choice.settle, paced=choice.paced, refetching=choice.refetching) == choice
-        ):
+        if self.tiled is not None and replace(self.tiled, settle=choice.settle, paced=choice.paced) == choice:
             return None  # these do not matter to tiles
         self.tiled = choice
         del self.alone[self._unchanged(choice) :]
@@ -193,7 +185,7 @@ class _Planner:
             for part in region.parts:
                 memory = part.engine.memory
                 free = self.room(memory) - self.lives.nbytes(position, memory, choice.homes)
-                budget = min(free - taken.get(memory, 0), choice.most.get(part.name, free))
+                budget = free - choice.withheld - taken.get(memory, 0)
                 try:
                     smallest = part.name in choice.smallest
                     tiling = choose_tiling(part, self.target, choice.homes, budget, self.tiles, smallest)
@@ -207,10 +199,10 @@ class _Planner:
     def _unchanged(self, choice: _PlanningRound) -> int:
         """The first regions whose parts are cut by themselves as in the last round: how many there are."""
         last = self.asked
-        if last is None:
+        if last is None or last.withheld != choice.withheld:
             return 0
         moved = (name for name, home in choice.homes.items() if last.homes[name] != home)
-        finer = choice.smallest ^ last.smallest | {n for n, most in choice.most.items() if last.most.get(n) != most}
+        finer = choice.smallest ^ last.smallest
         smaller = {part.output for own in self.alone if finer for part, _, _ in own if part.name in finer}
         return min((self.makers.get(name, 0) for name in (*moved, *smaller)), default=len(self.alone))
 
@@ -275,8 +267,7 @@ class _Planner:
 
     def lowered(self, choice: _PlanningRound) -> LoweredNetwork:
         """The statements of a round."""
-        laid, homes, early, again = self.laid, choice.homes, choice.early, choice.refetching
-        return lower(laid, self.tilings, self.target, homes, early, self.cores, again, self.parts)
+        return lower(self.laid, self.tilings, self.target, choice.homes, choice.early, self.cores, self.parts)
 
     def surely_crowded(self, lowered: LoweredNetwork, choice: _PlanningRound) -> _PlanningRound | None:
         """The next round, where a memory is too small even without waits and with the best addresses; None where that
@@ -285,7 +276,7 @@ class _Planner:
         rooms = [(memory, self.room(memory.name)) for memory in self.target.memories]
         given_up, eased = choice, set[str]()
         for memory, alive in crowded(lowered.statements, lowered.buffers, rooms, self.dma):
-            is_short = memory.name == self.target.values and not any(one.role in _TILES for one in alive)
+            is_short = memory.name == self.target.values and not _has_tiles(alive)
             if is_short or any(one.name in eased for one in alive):
                 continue  # what is given up elsewhere may be enough here
             if (more := self._given_up(alive, lowered, given_up)) is not None:
@@ -298,71 +289,40 @@ class _Planner:
         return bool(self.target.dma and self.target.engines)
 
     def draft(self, lowered: LoweredNetwork, choice: _PlanningRound) -> _DraftPlan:
-        """The program of a round, with addresses as if every memory were as large as need be: the best ones of values
-        where others do not fit; none where it would be paced for want of memory."""
+        """The program of a round, with addresses as if every memory were as large as need be; without where it would
+        be paced for want of memory."""
         statements = synchronise(lowered.statements, self.dma, choice.settle, choice.paced, apart=bool(self.cores))
         timeline = Timeline(statements, lowered.buffers, self.dma)
-        draft = _DraftPlan(lowered, timeline, overwrites(timeline), ())
-        is_last = choice.paced or not self.may_pace
-        quick = (self._placed(memory, draft, is_last=is_last) for memory in self.target.memories)
-        return replace(draft, placements=tuple(self._best(one, draft, always=False) for one in quick))
-
-    def _placed(self, memory: Memory, draft: _DraftPlan, seconds: float = 0.0, is_last: bool = True) -> Placement:
-        """The addresses of a memory, by the exact solver too where it has some time; where the draft `is_last`, or they
-        fit."""
-        states = [draft.lowered.values[read].buffer for read, _, _ in self.laid.graph.kept if self.states_lowest]
-        room = self.room(memory.name)
-        most = None if is_last else room
-        return allocate(memory, draft.timeline, draft.again, seconds, states, most, room)
-
-    def _best(self, quick: Placement, draft: _DraftPlan, always: bool) -> Placement:
-        """The best placement in the memory of values, `always` or where a quick one does not fit; else the quick one:
-        memories close to an engine only have to fit."""
-        if quick.memory != self.target.values or not (always or quick.peak > self.room(quick.memory)):
-            return quick
-        return self._placed(self.target.memory(quick.memory), draft, _EXACT_SECONDS)
+        again, seconds = overwrites(timeline), {self.target.values: _EXACT_SECONDS}
+        memories = self.target.memories
+        limits = {} if choice.paced or not self.may_pace else {one.name: self.room(one.name) for one in memories}
+        states = [lowered.values[read].buffer for read, _, _ in self.laid.graph.kept if self.states_lowest]
+        placements = (
+            allocate(one, timeline, again, seconds.get(one.name, 0.0), states, limits.get(one.name)) for one in memories
+        )
+        return _DraftPlan(lowered, statements, timeline, tuple(placements))
 
     def relieved(self, crowded: Placement, draft: _DraftPlan, choice: _PlanningRound) -> _PlanningRound:
-        """The next round, which needs less of a memory that is too small wherever that is so; raises PlanError when
-        nothing is left to give up."""
-        room, eased, given_up = self.room(crowded.memory), set[str](), choice
-        for alive, short in _crowds(crowded, draft.timeline, self.target.memory(crowded.memory), room, eased):
-            if (more := self._eased(crowded.memory, alive, short, draft, given_up)) is not None:
-                given_up = more
-                eased.update(one.name for one in alive)
-            elif not eased:
-                raise self._too_large(crowded, alive, crowded.peak - room)
-        return given_up
-
-    def _eased(
-        self, memory: str, alive: Sequence[Buffer], short: int, draft: _DraftPlan, choice: _PlanningRound
-    ) -> _PlanningRound | None:
-        """The round in which buffers that lie in a memory together leave each other more of it; None where nothing is
-        left to give up."""
-        tiles = {one.name for one in alive if one.role in _TILES}
+        """The next round, which needs less of a memory that is too small; raises PlanError when nothing is left to give
+        up."""
+        room = self.room(crowded.memory)
+        alive, short = _alive(crowded, draft.timeline, room), crowded.peak - room
+        has_tiles = _has_tiles(alive)
         # an engine that works in the memory of values has buffers beside them that can give way
-        if memory == self.target.values and not tiles:
-            return None
-        timeline, around = draft.timeline, tiles or {one.name for one in alive}
-        places = {place for name in around for place, *_ in timeline.touches[name]}
-        layers = {timeline.statements[place].layer for place in places if place in range(len(timeline.statements))}
-        settled = None if layers <= choice.settle else replace(choice, settle=choice.settle | layers)
-        given_up = self._given_up(alive, draft.lowered, choice)
-        # a wait costs less than constants that are fetched late, or a value far from its engine
-        if more_room := (settled or given_up) if choice.paced else (given_up or settled):
-            return more_room
-        parts = sorted({draft.lowered.tiled[name] for name in tiles if name in draft.lowered.tiled})
-        most = {name: self.tilings[name].estimate.nbytes - short for name in parts}
-        return replace(choice, most={**choice.most, **most}) if any(left > 0 for left in most.values()) else None
+        if crowded.memory == self.target.values and not has_tiles:
+            raise self._too_large(crowded, alive, short)
+        if (given_up := self._given_up(alive, draft.lowered, choice)) is not None:
+            return given_up
+        if not choice.settle:
+            return replace(choice, settle=True)
+        if not has_tiles or choice.withheld > room:
+            raise self._too_large(crowded, alive, short)
+        return replace(choice, withheld=choice.withheld + short)
 
     def _given_up(
         self, alive: Sequence[Buffer], lowered: LoweredNetwork, choice: _PlanningRound
     ) -> _PlanningRound | None:
-        """The round without the first constants that wait for later layers, or else the first fetch ahead, or else the
-        first value near its engines, of some buffers."""
-        for buffer in alive:
-            if readers := lowered.sharing.get(buffer.name, set()) - choice.refetching:
-                return replace(choice, refetching=choice.refetching | readers)
+        """The round without the first fetch ahead, or else the first value near its engines, of some buffers."""
         for buffer in alive:
             region = lowered.fetches.get(buffer.name)
             if region in choice.early:
@@ -386,13 +346,12 @@ class _Planner:
 
     def finish(self, draft: _DraftPlan, choice: _PlanningRound) -> Plan:
         """The plan of a round that fits; where copies were paced, with no more waits than the placement needs."""
-        lowered, statements = draft.lowered, tuple(draft.timeline.statements)
-        placements = tuple(self._best(one, draft, always=True) for one in draft.placements)
+        lowered, statements, placements = draft.lowered, draft.statements, draft.placements
         addresses = {name: address for placement in placements for name, address in placement.addresses.items()}
         if choice.paced:
             placed = {name: (lowered.buffers[name].memory, address) for name, address in addresses.items()}
             statements = synchronise(lowered.statements, self.dma, choice.settle, placed=placed)
-            placements = _as_synchronised(placements, draft.timeline.statements, statements)
+            placements = _as_synchronised(placements, draft.statements, statements)
         addresses |= _constant_addresses(lowered, statements)
         buffers = {name: replace(buffer, address=addresses.get(name)) for name, buffer in lowered.buffers.items()}
         graph, values = self.laid.graph, lowered.values
@@ -421,31 +380,20 @@ class _Planner:
         return Plan(program, filled(placements, program, self.target), self.tilings)
 
 
-_TILES = (Role.TILE, Role.SCRATCH)
-"""Roles of buffers that smaller tiles make smaller."""
+def _has_tiles(alive: Sequence[Buffer]) -> bool:
+    return any(one.role in (Role.TILE, Role.SCRATCH) for one in alive)
 
 
-def _crowds(
-    crowded: Placement, timeline: Timeline, memory: Memory, room: int, eased: Collection[str]
-) -> Iterator[tuple[list[Buffer], int]]:
-    """The buffers that crowd a memory together, largest first, and how many bytes they are too many: those in use where
-    it is busiest, if they alone are too many; then each that ends beyond the room, the highest first, and all that may
-    be in use together with it. None of them is `eased`, to which the caller adds."""
+def _alive(crowded: Placement, timeline: Timeline, room: int) -> list[Buffer]:
+    """The buffers that crowd a memory, largest first: those in use together where it is busiest, if they alone are too
+    many; else the highest one and all that may be in use together with it."""
     spans, order = timeline.spans, timeline.order
     placed = (timeline.buffers[name] for name in crowded.addresses)
     mine = sorted(placed, key=lambda buffer: (-buffer.nbytes, buffer.name))
     if crowded.lower_bound > room:
-        yield [one for one in mine if spans[one.name].covers(crowded.busiest)], crowded.peak - room
-
-    def end(one: Buffer) -> int:
-        return crowded.addresses[one.name] - memory.base + aligned(one.nbytes, memory.alignment)
-
-    for top in sorted((one for one in mine if end(one) > room), key=lambda one: (end(one), one.name), reverse=True):
-        if top.name in eased:
-            continue
-        alive = [one for one in mine if one is top or not order.apart(spans[one.name], spans[top.name])]
-        if not any(one.name in eased for one in alive):
-            yield alive, end(top) - room
+        return [buffer for buffer in mine if spans[buffer.name].covers(crowded.busiest)]
+    top = max(mine, key=lambda buffer: (crowded.addresses[buffer.name] + buffer.nbytes, buffer.name)).name
+    return [buffer for buffer in mine if buffer.name == top or not order.apart(spans[buffer.name], spans[top])]
 
 
 def _as_synchronised(

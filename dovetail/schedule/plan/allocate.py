@@ -48,7 +48,6 @@ def allocate(
     exact_seconds: float = 0.0,
     lowest: Sequence[str] = (),
     most: int | None = None,
-    room: int | None = None,
 ) -> Placement:
     """Addresses for the buffers of one memory, with a low peak.
 
@@ -59,7 +58,6 @@ def allocate(
         exact_seconds: time of the exact solver where the greedy answer is above the lower bound; 0 for never.
         lowest: buffers that lie at the start of the memory in this order, where another program has them too.
         most: bytes above which nobody wants addresses: there are none where that is soon certain. None for no limit.
-        room: bytes that there are, where further orders are tried to keep within them; None for any.
     """
     members: dict[str, list[Used]] = {}
     leaders: dict[str, str] = {}
@@ -77,9 +75,6 @@ def allocate(
     answers = [_first_fit(ranking, clashes) for ranking in rankings]
     best = min(answers, key=lambda offsets: _peak(offsets, sizes))
     peak = _peak(best, sizes)
-    if room is not None and bound <= room < peak and not fixed:
-        best = _squeezed(rankings[answers.index(best)], clashes, sizes, room)
-        peak = _peak(best, sizes)
     if exact_seconds > 0 and not fixed and peak > bound and peak > (least := max(bound, _apart(groups, clashes))):
         best, peak = _improved(sizes, clashes, best, least, memory.alignment, exact_seconds)
     addresses = {name: memory.base + best[first] for name, first in leaders.items()}
@@ -209,24 +204,6 @@ def _first_fit(ranking: Sequence[str], clashes: Clashes) -> dict[str, int]:
                 start = high
         offsets[name] = start
     return offsets
-
-
-_ORDERS = 32
-"""Orders tried to make buffers fit that could fit by their bytes alone."""
-
-
-def _squeezed(ranking: Sequence[str], clashes: Clashes, sizes: Mapping[str, int], room: int) -> dict[str, int]:
-    """Offsets within the room, or else those with the lowest peak: what ended beyond it is placed first the next
-    time."""
-    best = offsets = _first_fit(ranking, clashes)
-    for _ in range(_ORDERS):
-        over = {name for name in ranking if offsets[name] + sizes[name] > room}
-        if not over:
-            break
-        ranking = [*(name for name in ranking if name in over), *(name for name in ranking if name not in over)]
-        offsets = _first_fit(ranking, clashes)
-        best = min(best, offsets, key=lambda one: _peak(one, sizes))
-    return best
 
 
 def _improved(

@@ -69,11 +69,9 @@ def touches(statements: Sequence[Statement], buffers: Buffers, dma: Queue) -> di
     for index, statement in enumerate(statements):
         queue = queue_of(statement, dma)
         for view, _ in views_touched(statement):
-            own, (start, stop) = accesses.setdefault(view.buffer, []), view.span
-            if (turn := together.get(index)) is None:
-                own.append((index, queue, start, stop))
-            else:  # launches side by side are in no order
-                own += [(place, queue, start, stop) for place in (turn[0], turn[-1])]
+            turn = together.get(index)  # launches side by side are in no order
+            places = (turn[0], turn[-1]) if turn else (index,)
+            accesses.setdefault(view.buffer, []).extend((place, queue, *view.span) for place in places)
     for name, buffer in buffers.items():
         if buffer.role is Role.INPUT:
             accesses.setdefault(name, [])  # the user writes it, even where nothing reads it
@@ -244,12 +242,11 @@ def crowded(
     statements: Sequence[Statement], buffers: Buffers, memories: Sequence[tuple[Memory, int]], dma: Queue
 ) -> Iterator[tuple[Memory, list[Buffer]]]:
     """Each stretch of statements in which more bytes of a memory are in use together than there is room for, with the
-    buffers in use where they are most, largest first; the fullest stretches of a memory first. Before these comes each
-    buffer that is too large by itself.
+    buffers in use where they are most, largest first; the fullest stretches of a memory first.
 
     Args:
         statements: without waits.
-        buffers: those they touch; what only the core touches is not counted with others.
+        buffers: those they touch; what only the core touches is not counted.
         memories: each with its bytes of room.
         dma: the queue of copies.
     """
@@ -266,7 +263,6 @@ def crowded(
     for memory, room in memories:
         own = [one for one in buffers.values() if one.memory == memory.name and one.name in first]
         own = [one for one in own if one.role is not Role.CONSTANT]
-        yield from ((memory, [one]) for one in own if one.nbytes > room)
         changes: Counter[int] = Counter()
         groups: dict[str, list[str]] = {}
         for one in own:

@@ -75,7 +75,6 @@ def lower(
     homes: Homes,
     early: frozenset[str],
     cores: Mapping[str, CoreGroup],
-    refetching: frozenset[str] = frozenset(),
     known: LoweringCache | None = None,
 ) -> LoweredNetwork:
     """Statements in issue order, without waits.
@@ -87,12 +86,11 @@ def lower(
         homes: memory of every computed value and input.
         early: names of the regions whose constants are fetched while the region before is computed.
         cores: the group of cores that computes each value, in a pipeline; empty without one.
-        refetching: names of parts that fetch constants again that a layer before has fetched.
         known: of the same network and target, from other tilings, homes and fetches; new parts are added.
     """
     graph, regions = laid.graph, laid.regions
     ends = {} if cores else {a: b for a, b in seen_as_outputs(laid).items() if homes[a] == homes[b]}
-    context = LoweredNetwork(laid, target, homes, cores, ends, refetching, known or LoweringCache())
+    context = LoweredNetwork(laid, target, homes, cores, ends, known or LoweringCache())
     names = {name: (f"input_{index}", Role.INPUT) for index, name in enumerate(graph.given)}
     names |= {name: (f"state_{index}", Role.STATE) for index, (name, _, _) in enumerate(graph.kept)}
     outers = sorted({inside.outer for inside in laid.inside.values()})

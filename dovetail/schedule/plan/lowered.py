@@ -71,8 +71,6 @@ class LoweredNetwork:
     cores: Mapping[str, CoreGroup]
     ends: Mapping[str, str]
     """Values made in the place of an output that is a view of them -> the output."""
-    refetching: frozenset[str] = frozenset()
-    """Parts that fetch constants again that a layer before has fetched."""
     known: LoweringCache = field(default_factory=LoweringCache)
     statements: list[Statement] = field(default_factory=list)
     buffers: dict[str, Buffer] = field(default_factory=dict)
@@ -88,11 +86,6 @@ class LoweredNetwork:
     """Name of a constant -> the packed constants of a layer's tiles in it, side by side."""
     fetched: dict[tuple[View, str], str] = field(default_factory=dict)
     """Constant and memory -> the buffer that holds it for all parts of the layer, and all layers that have the same."""
-
-    sharing: dict[str, set[str]] = field(default_factory=dict)
-    """Buffer that constants are fetched into -> parts of later layers that read them there."""
-    tiled: dict[str, str] = field(default_factory=dict)
-    """Buffer of tiles -> the part they are of."""
 
     def buffer(self, name: str, memory: str, nbytes: int, role: Role) -> str:
         """Declare a buffer; returns its name."""

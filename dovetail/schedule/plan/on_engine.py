@@ -44,16 +44,12 @@ class EngineLowering(Record, dict=True):
         context, tiling = self.context, self.tiling
         blobs = tuple(self.blob(number) if tile.packed else None for number, tile in enumerate(tiling.tiles))
         sources = dict.fromkeys(self.source(number) for number, blob in enumerate(blobs) if blob is not None)
-        loaded = tuple(map(self.held_before, sources))
-        for buffer in filter(None, loaded):
-            if context.fetches[buffer] != self.region:
-                context.sharing.setdefault(buffer, set()).add(self.part.name)
+        loaded = tuple(context.fetched.get((source, self.part.engine.constants_memory)) for source in sources)
         source, part = (*self.operands.values(), self.result, blobs, loaded), context.known.parts.get(self.part.name)
         if part is None or part.tiling is not tiling or part.source != source:
             part = LoweredPart(source, tiling, self.statements(), self.buffers, self.fetches, self.fetched)
             context.known.parts[self.part.name] = part
         context.buffers |= part.buffers
-        context.tiled |= dict.fromkeys(part.buffers, self.part.name)
         context.fetches |= part.fetches
         context.fetched |= part.fetched
         return part.statements
@@ -112,7 +108,7 @@ class EngineLowering(Record, dict=True):
         if not load or self.holder(source) is not None:
             return []
         buffer = self.tile_buffer(f"constants_{slot}", place, source.type.elements)
-        self.fetches[buffer] = self.region
+        self.fetches[buffer] = self.context.laid.regions[self.index].name
         spans = len({other.tile.box[-1] for other in self.tiling.tiles})
         if spans <= self.tiling.buffers * self.together:  # they stay where they are
             self.fetched[source, place] = buffer
@@ -197,20 +193,8 @@ class EngineLowering(Record, dict=True):
 
     def holder(self, source: View) -> str | None:
         """The buffer that holds some constants where the engine reads them, for this layer or all; None for none."""
-        return self.fetched.get((source, self.part.engine.constants_memory)) or self.held_before(source)
-
-    def held_before(self, source: View) -> str | None:
-        """The buffer that another part of the layer, or a layer before, has fetched constants into."""
-        held = self.context.fetched.get((source, self.part.engine.constants_memory))
-        is_left = (
-            held is not None and self.part.name in self.context.refetching and self.context.fetches[held] != self.region
-        )
-        return None if is_left else held
-
-    @property
-    def region(self) -> str:
-        """Name of the layer."""
-        return self.context.laid.regions[self.index].name
+        place = source, self.part.engine.constants_memory
+        return self.fetched.get(place) or self.context.fetched.get(place)
 
     @property
     def alignment(self) -> int:
