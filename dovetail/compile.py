@@ -371,9 +371,9 @@ def _described(compiled: Compiled) -> Compiled:
     except (BuildError, MissingExtraError) as error:
         need = StackNeed(None, why=f"no compiler of the firmware was found, {error.what}")
     else:
-        need = stack_need(unit, project)
+        need = stack_need(unit, project, compiled.prefill.unit if compiled.prefill else None)
         if compiled.prefill is not None:
-            own = stack_need(compiled.prefill.unit, project)
+            own = stack_need(compiled.prefill.unit, project, unit)
             several = replace(compiled.prefill.unit, stack=own)
             project = with_need(project, several)
             compiled = replace(compiled, prefill=replace(compiled.prefill, unit=several))

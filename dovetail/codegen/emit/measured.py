@@ -13,10 +13,14 @@ from dovetail.errors import MissingExtraError
 from dovetail.files import TemporaryFolder
 
 
-def stack_need(unit: Unit, project: Project) -> StackNeed:
-    """The stack of the program, measured; raises BuildError where the emitted C does not compile."""
-    empty = ("constants.c", "weights.S", *(() if unit.kernels else ("kernels.c",)))  # these have no functions
-    data = {f"src/{unit.model}_{name}" for name in empty}
+def stack_need(unit: Unit, project: Project, other: Unit | None = None) -> StackNeed:
+    """The stack of the program, measured, and its flash without the constants of the `other` network in the project;
+    raises BuildError where the emitted C does not compile."""
+    data = set[str]()  # sources without functions
+    for one in (unit, other):
+        if one is not None:
+            empty = ("constants.c", "weights.S", *(() if one.kernels else ("kernels.c",)))
+            data |= {f"src/{one.model}_{name}" for name in empty}
     sources = [Path(name) for name in project.target_sources if name not in data]
     library = [one for one in sources if one.parts[0] == "runtime" and one.name != "sim_main.c"]
     with TemporaryFolder() as folder:
